@@ -1,4 +1,4 @@
-//! A client's machine: its session, and what it knows and holds.
+//! A client's machine: its session, and what it has seen and holds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::host::VOLUME;
 use crate::prng::Prng;
 
 /// Most inodes that a client remembers.
-const KNOWN_MAX: usize = 12;
+const SEEN_MAX: usize = 12;
 
 /// What a call was, for when its answer comes.
 #[derive(Debug)]
 pub enum PendingCall {
     /// This record of the history.
     Op(usize),
-    /// A lock, asked for in this life of the session.
+    /// A lock, requested in this life of the session.
     Lock(LockRequest),
     /// The release of an open.
     Release(InodeId),
@@ -88,7 +88,7 @@ pub struct Client {
     /// Cuts frames out of what comes.
     frames: Frames,
     /// What it has seen.
-    pub known: Vec<SeenInode>,
+    pub seen_inodes: Vec<SeenInode>,
     /// What it has open.
     pub handles: BTreeMap<InodeId, Handle>,
     /// Releases under way of opens that the node has lost since, by file: it may refuse them.
@@ -96,12 +96,12 @@ pub struct Client {
     /// Locks that it believes to hold.
     pub locks: Vec<LockSpan>,
     /// Calls about locks of an owner of a file that wait for answers.
-    asking: BTreeMap<(InodeId, u64), usize>,
+    lock_calls: BTreeMap<(InodeId, u64), usize>,
     /// Its session was given up, and it has not reclaimed since.
     pub broken: bool,
-    /// Calls asked before this one may have been answered by a session that was given up: what they
+    /// Calls begun before this one may have been answered by a session that was given up: what they
     /// opened may be gone.
-    pub doubtful: usize,
+    pub uncertain_before: usize,
     /// Objects it may refer to.
     pub objects: Vec<u64>,
     /// Objects below are done with.
@@ -114,17 +114,18 @@ pub struct Client {
     pub failures: u32,
     /// When its token ends by the node's wall clock, if it has one that does.
     pub expires: Option<Nanos>,
-    /// It was told that its token has ended: another process with another token takes its place.
+    /// Its Hello was refused because its token has ended: another process with another token takes
+    /// its place.
     pub outdated: bool,
     /// Its randomness.
-    pub dice: Prng,
+    pub prng: Prng,
 }
 
 impl Client {
     /// A client that has just started, with this token or none.
-    pub fn new(number: u64, mut dice: Prng, now: Nanos, token: Option<Arc<Token>>) -> Self {
+    pub fn new(number: u64, mut prng: Prng, now: Nanos, token: Option<Arc<Token>>) -> Self {
         let mut id = [0; 16];
-        id[..8].copy_from_slice(&dice.bits().to_be_bytes());
+        id[..8].copy_from_slice(&prng.bits().to_be_bytes());
         id[8..].copy_from_slice(&(number + 1).to_be_bytes());
         let id = ClientId(id);
         let config = LinkConfig {
@@ -140,13 +141,13 @@ impl Client {
             link: Link::new(config, now),
             connection: None,
             frames: Frames::default(),
-            known: vec![SeenInode { inode: root, seen: None }],
+            seen_inodes: vec![SeenInode { inode: root, seen: None }],
             handles: BTreeMap::new(),
             lost_releases: BTreeMap::new(),
             locks: Vec::new(),
-            asking: BTreeMap::new(),
+            lock_calls: BTreeMap::new(),
             broken: false,
-            doubtful: 0,
+            uncertain_before: 0,
             objects: Vec::new(),
             oldest_object: u64::MAX,
             stopped_until: 0,
@@ -154,7 +155,7 @@ impl Client {
             failures: 0,
             expires: None,
             outdated: false,
-            dice,
+            prng,
         }
     }
 
@@ -196,7 +197,7 @@ impl Client {
     }
 
     /// What it holds, in parts.
-    pub fn held(&self, dice: &mut Prng) -> Vec<Reclaim> {
+    pub fn held(&self, prng: &mut Prng) -> Vec<Reclaim> {
         let opens: Vec<_> = self
             .handles
             .values()
@@ -214,7 +215,7 @@ impl Client {
             oldest_open_object: self.oldest_object,
             last: true,
         };
-        if dice.chance(50) {
+        if prng.chance(50) {
             return vec![whole];
         }
         let (first, second) = whole.opens.split_at(whole.opens.len() / 2);
@@ -228,19 +229,19 @@ impl Client {
         vec![part, Reclaim { opens: second.to_vec(), ..whole.clone() }]
     }
 
-    /// It asks something about locks.
-    pub fn asked_of(&mut self, request: &LockRequest) {
-        *self.asking.entry(owner_of(request)).or_default() += 1;
+    /// It begins a call about locks.
+    pub fn lock_call_begins(&mut self, request: &LockRequest) {
+        *self.lock_calls.entry(owner_of(request)).or_default() += 1;
     }
 
-    /// That has ended. Whether it was the only thing asked about these locks.
+    /// That has ended. Whether it was the only call about these locks.
     pub fn answered_of(&mut self, request: &LockRequest) -> bool {
-        let left = self.asking.entry(owner_of(request)).or_default();
+        let left = self.lock_calls.entry(owner_of(request)).or_default();
         *left = left.saturating_sub(1);
         *left == 0
     }
 
-    /// What could not be had back. `parts` is what was said.
+    /// What could not be had back, out of `parts`, the messages of the reclaim.
     pub fn reclaimed(&mut self, lost: &[Reclaimed]) {
         self.broken = false;
         for ino in lost.iter().flat_map(|part| &part.lost_opens) {
@@ -261,11 +262,11 @@ impl Client {
 
     /// Learns from an answer.
     pub fn learn(&mut self, call: usize, op: &Op, reply: &Reply) {
-        let place = match (op.subject(), reply) {
+        let seen_at = match (op.subject(), reply) {
             (
-                Subject::Path(place),
+                Subject::Path(seen_at),
                 Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }),
-            ) => Some((*parent, place.name.clone())),
+            ) => Some((*parent, seen_at.name.clone())),
             _ => None,
         };
         let write = match op {
@@ -279,13 +280,13 @@ impl Client {
             handle.linkable = false;
         }
         match reply {
-            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) => self.see(inode, place),
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) => self.see(inode, seen_at),
             Ok(Answer::Opened { inode, .. }) => {
-                self.see(inode, place.clone());
+                self.see(inode, seen_at.clone());
                 if inode.kind != Kind::Dir {
                     let file = match op {
                         Op::Open(file, _) => file.clone(),
-                        _ => InodeRef { ino: inode.ino, seen: place },
+                        _ => InodeRef { ino: inode.ino, seen: seen_at },
                     };
                     let linkable = matches!(op, Op::TmpFile { exclusive: false, .. });
                     let handle = self.handles.entry(inode.ino).or_insert(Handle {
@@ -293,7 +294,7 @@ impl Client {
                         free: 0,
                         file: file.clone(),
                         linkable,
-                        lost: self.broken || call < self.doubtful,
+                        lost: self.broken || call < self.uncertain_before,
                         writes: 0,
                     });
                     handle.count += 1;
@@ -310,21 +311,21 @@ impl Client {
         }
     }
 
-    fn see(&mut self, inode: &Inode, place: Option<(InodeId, Name)>) {
-        if let Some(known) = self.known.iter_mut().find(|known| known.inode.ino == inode.ino) {
+    fn see(&mut self, inode: &Inode, seen_at: Option<(InodeId, Name)>) {
+        if let Some(seen) = self.seen_inodes.iter_mut().find(|seen| seen.inode.ino == inode.ino) {
             // Answers come in any order; what is older teaches nothing.
-            if inode.change >= known.inode.change {
-                known.inode = inode.clone();
+            if inode.change >= seen.inode.change {
+                seen.inode = inode.clone();
             }
-            if place.is_some() {
-                known.seen = place;
+            if seen_at.is_some() {
+                seen.seen = seen_at;
             }
-        } else if inode.kind == Kind::Dir || place.is_some() || inode.nlink == 0 {
-            if self.known.len() >= KNOWN_MAX {
-                let out = 1 + self.dice.below(self.known.len() as u64 - 1) as usize;
-                self.known.swap_remove(out);
+        } else if inode.kind == Kind::Dir || seen_at.is_some() || inode.nlink == 0 {
+            if self.seen_inodes.len() >= SEEN_MAX {
+                let out = 1 + self.prng.below(self.seen_inodes.len() as u64 - 1) as usize;
+                self.seen_inodes.swap_remove(out);
             }
-            self.known.push(SeenInode { inode: inode.clone(), seen: place });
+            self.seen_inodes.push(SeenInode { inode: inode.clone(), seen: seen_at });
         }
     }
 }

@@ -1,5 +1,5 @@
-//! One run of several metadata nodes that share a volume: members, clients that ask the leader of
-//! each request, a network that loses, repeats and reorders, and the faults that befall them.
+//! One run of several metadata nodes that share a volume: members, clients that send each request
+//! to its leader, a network that loses, repeats and reorders, and the faults that befall them.
 //!
 //! | file | |
 //! | --- | --- |
@@ -17,8 +17,8 @@
 //! | `finish` | the end of a run: everything comes to rest, and the volume is sound |
 //!
 //! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines
-//! a run. A client has one call under way; if it hears nothing it sends the call again. What
-//! clients asked and heard must have an order in which the model answers the same, and when the
+//! a run. A client has one call under way; if no answer comes it sends the call again. The calls
+//! and answers of clients must have an order in which the model answers the same, and when the
 //! faults have stopped everything must come to rest with a sound volume (`finish`).
 
 mod away;
@@ -61,7 +61,7 @@ use objects::Objects;
 use sessions::Claimed;
 use zombie::ZombieEvent;
 
-/// How long clients ask at most, in virtual time.
+/// How long clients make calls at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
 
 /// What happens, and where.
@@ -81,11 +81,11 @@ pub(crate) enum Event {
     Claim(usize, ClientId, NodeId, u64),
     /// Claims reach this start of a member.
     Claims(NodeId, u64, usize, ClientId, Vec<Claimed>),
-    /// A client hears that a member has heard all its claims, and which files it has lost.
+    /// A client gets the answer that a member has all its claims, and which files it has lost.
     Claimed(usize, ClientId, NodeId, u64, Vec<InodeId>),
     /// A reply of this start of a member, which has this version of the table, reaches a client.
     Reply(NodeId, u64, u64, usize, u64, Reply),
-    /// A client looks for something to ask.
+    /// A client looks for something to do.
     Think(usize),
     /// A client has waited long enough for the answer to this call.
     Impatient(usize, u64),
@@ -93,55 +93,55 @@ pub(crate) enum Event {
     Tick(NodeId, u64),
     /// A member's disk has done its work.
     Synced(NodeId, u64),
-    /// What a member has said and answered leaves, in this start of it.
+    /// The messages and answers of a member leave, in this start of it.
     Leave(NodeId, u64),
     Start(NodeId),
     Crash(NodeId),
     /// A process ends after its store has failed, in this start of it.
     Failed(NodeId, u64),
-    /// A client asks again if its call was misdirected.
-    AskAgain(usize, u64),
-    /// A client asks a member for its table.
+    /// A client tries again if its call was misdirected.
+    TryAgain(usize, u64),
+    /// A client requests a member's map.
     Learn(usize, ClientId, NodeId),
-    /// Somebody wants another table.
+    /// An operator wants another map.
     Change,
     /// A new member's machine is set up.
     Form(NodeId),
     /// A new node never comes.
     Lose(NodeId),
-    /// The coordinator is asked to forget it.
+    /// The coordinator is requested to forget it.
     Forget(NodeId),
     /// A member looks for objects to delete.
-    Reap(NodeId),
+    CollectGarbage(NodeId),
     /// A member's process deletes objects, in this start of it.
     Delete(NodeId, u64, Vec<ObjectId>),
-    /// Nobody stores bytes under these numbers any more.
+    /// No client stores bytes under these numbers any more.
     Done(Vec<ObjectId>),
     Fault,
     /// As Fault, and no other one follows.
     FaultOnce,
-    Mend,
+    Heal,
 }
 
 /// See the module's header.
 pub struct ClusterRun {
     plan: RunPlan,
-    agenda: EventQueue<Event>,
-    dice: Prng,
+    queue: EventQueue<Event>,
+    prng: Prng,
     hosts: BTreeMap<NodeId, Host>,
     placement: PlacementMap,
     clients: Vec<Caller>,
     clients_begun: u64,
     calls_sent: u64,
     objects: Objects,
-    /// Clients that are not heard of any more.
+    /// Clients that send nothing any more.
     dead: Vec<ClientId>,
     /// Clients that each member waits for since its last start.
     awaited: BTreeMap<NodeId, Vec<ClientId>>,
     history: History,
     troubled: bool,
     /// When the faults stopped.
-    mended: Option<Nanos>,
+    healed_at: Option<Nanos>,
     /// Directions that are cut, until when.
     cuts: BTreeMap<(NodeId, NodeId), Nanos>,
     /// Percent of the messages that are lost, and repeated.
@@ -157,20 +157,20 @@ pub struct ClusterRun {
     bias: Bias,
     /// Others can claim the members' stores.
     shared: bool,
-    tables: MapChanges,
+    maps: MapChanges,
     leaving: Leaving,
-    tally: RunStats,
+    stats: RunStats,
 }
 
 /// A table for so many nodes, with exceptions to some of the names of the workload.
-fn placement(nodes: u32, dice: &mut Prng) -> PlacementMap {
+fn placement(nodes: u32, prng: &mut Prng) -> PlacementMap {
     let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
     let map = SlotMap::even(members).expect("a few members");
     let mut exceptions = Exceptions::default();
     for name in NAMES {
         // Hashes of so few names may all lie on one node.
-        let rule = match dice.below(10) {
-            0..=6 => Rule::Override(dice.below(1 << 14) as u16),
+        let rule = match prng.below(10) {
+            0..=6 => Rule::Override(prng.below(1 << 14) as u16),
             7 => Rule::PathWalk,
             _ => continue,
         };
@@ -184,12 +184,12 @@ fn placement(nodes: u32, dice: &mut Prng) -> PlacementMap {
 impl Scene for ClusterRun {
     type Event = Event;
 
-    fn agenda(&self) -> &EventQueue<Event> {
-        &self.agenda
+    fn queue(&self) -> &EventQueue<Event> {
+        &self.queue
     }
 
-    fn agenda_mut(&mut self) -> &mut EventQueue<Event> {
-        &mut self.agenda
+    fn queue_mut(&mut self) -> &mut EventQueue<Event> {
+        &mut self.queue
     }
 
     fn happen(&mut self, event: Event) {
@@ -202,23 +202,23 @@ impl Scene for ClusterRun {
             | Event::Leave(node, _) => Some(*node),
             _ => None,
         };
-        if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.agenda.now)) {
+        if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.queue.now)) {
             return self.plan_at(until, event);
         }
-        let now = self.agenda.now;
+        let now = self.queue.now;
         match event {
             Event::Message(node, epoch, envelope) => {
                 self.note_needed();
                 // The sender does not choose which process it reaches: perhaps both, one after the
                 // other.
                 if let Some(zombie) = self.hosts[&node].zombie.as_ref().map(|zombie| zombie.start) {
-                    let moan = ZombieEvent::Message(epoch, envelope.clone());
-                    self.plan_at(now, Event::Zombie(node, zombie, moan));
+                    let event = ZombieEvent::Message(epoch, envelope.clone());
+                    self.plan_at(now, Event::Zombie(node, zombie, event));
                 }
                 self.host(node).receive(envelope, epoch, now);
                 self.after(node);
             }
-            Event::Zombie(node, start, moan) => self.moan(node, start, moan),
+            Event::Zombie(node, start, event) => self.zombie_event(node, start, event),
             Event::End(node, start) => self.end(node, start),
             Event::Call(node, client, number, request) => {
                 self.host(node).submit(client, number, request, now);
@@ -230,18 +230,20 @@ impl Scene for ClusterRun {
                     self.after(node);
                 }
             }
-            Event::Claim(place, client, node, start) => self.claim(place, client, node, start),
-            Event::Claims(node, start, place, client, claims) => {
-                self.claims(node, start, place, client, &claims);
+            Event::Claim(client_index, client, node, start) => {
+                self.claim(client_index, client, node, start)
             }
-            Event::Claimed(place, client, node, start, lost) => {
-                self.claimed(place, client, node, start, &lost);
+            Event::Claims(node, start, client_index, client, claims) => {
+                self.claims(node, start, client_index, client, &claims);
+            }
+            Event::Claimed(client_index, client, node, start, lost) => {
+                self.claimed(client_index, client, node, start, &lost);
             }
             Event::Reply(node, start, table, client, number, reply) => {
                 self.reply((node, start, table), client, number, reply);
             }
-            Event::AskAgain(client, number) => self.ask_again(client, number),
-            Event::Learn(place, client, node) => self.learn_table(place, client, node),
+            Event::TryAgain(client, number) => self.try_again(client, number),
+            Event::Learn(client_index, client, node) => self.learn_map(client_index, client, node),
             Event::Change => self.want_change(),
             Event::Form(node) => self.form(node),
             Event::Lose(node) => self.lose(node),
@@ -254,7 +256,7 @@ impl Scene for ClusterRun {
                     self.note_needed();
                     self.host(node).tick(now);
                     self.after(node);
-                    let after = self.dice.between(20 * MS, 60 * MS);
+                    let after = self.prng.between(20 * MS, 60 * MS);
                     self.plan_in(after, Event::Tick(node, start));
                 }
             }
@@ -272,12 +274,12 @@ impl Scene for ClusterRun {
             Event::Start(node) => self.start(node),
             Event::Crash(node) => self.crash(node),
             Event::Failed(node, start) => self.end_failed(node, start),
-            Event::Reap(node) => self.reap(node),
+            Event::CollectGarbage(node) => self.collect_garbage(node),
             Event::Delete(node, start, objects) => self.delete(node, start, &objects),
             Event::Done(objects) => self.objects_done(&objects),
-            Event::Fault => self.trouble(),
+            Event::Fault => self.inject_fault(),
             Event::FaultOnce => self.fault(),
-            Event::Mend => self.mend(),
+            Event::Heal => self.heal(),
         }
     }
 }
@@ -285,21 +287,21 @@ impl Scene for ClusterRun {
 impl ClusterRun {
     /// The world of a seed, before anything has happened.
     pub fn new(plan: RunPlan, nodes: u32) -> Self {
-        let mut dice = Prng::new(plan.seed ^ u64::from(nodes) << 56);
-        let agenda = EventQueue::new(plan.trace);
-        let clock = agenda.clock.clone();
-        let mut placement = placement(nodes, &mut dice);
-        if dice.chance(30) {
+        let mut prng = Prng::new(plan.seed ^ u64::from(nodes) << 56);
+        let queue = EventQueue::new(plan.trace);
+        let clock = queue.clock.clone();
+        let mut placement = placement(nodes, &mut prng);
+        if prng.chance(30) {
             // A member more, which only coordinates, or waits to.
             let id = nodes + 1;
             let member = MapMember { id, address: format!("node-{id}") };
             placement = placement.with_member(member, true).expect("a member more");
-            placement.coordinator = *dice.pick(&[1, id, id]).expect("not empty");
+            placement.coordinator = *prng.pick(&[1, id, id]).expect("not empty");
         }
         let nodes = placement.map.members().len() as u32;
-        let workers = (1 + dice.below(3) as usize, *dice.pick(&[2, 2, 6, 24]).expect("not empty"));
-        let seed = dice.bits();
-        let (objects, shared) = (Objects::default(), dice.chance(50));
+        let workers = (1 + prng.below(3) as usize, *prng.pick(&[2, 2, 6, 24]).expect("not empty"));
+        let seed = prng.bits();
+        let (objects, shared) = (Objects::default(), prng.chance(50));
         let (used, leaving) = (objects.used.clone(), Leaving::default());
         let known = || (used.clone(), leaving.needed.clone());
         let host = |id| {
@@ -319,7 +321,7 @@ impl ClusterRun {
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
-            agenda,
+            queue,
             hosts,
             placement,
             clients: Vec::new(),
@@ -330,32 +332,32 @@ impl ClusterRun {
             awaited: BTreeMap::new(),
             history: History::default(),
             troubled: true,
-            mended: None,
+            healed_at: None,
             cuts: BTreeMap::new(),
-            loss: if dice.chance(50) { dice.below(10) } else { 0 },
-            delay: MS / 10 * dice.between(1, 60),
-            disk: MS / 10 * dice.between(1, 50),
-            gathering: if dice.chance(50) { MS / 10 * dice.between(1, 100) } else { 0 },
-            bias: Bias { moves: dice.chance(25), looks: dice.chance(25) },
+            loss: if prng.chance(50) { prng.below(10) } else { 0 },
+            delay: MS / 10 * prng.between(1, 60),
+            disk: MS / 10 * prng.between(1, 50),
+            gathering: if prng.chance(50) { MS / 10 * prng.between(1, 100) } else { 0 },
+            bias: Bias { moves: prng.chance(25), looks: prng.chance(25) },
             shared,
-            tables: MapChanges::new(dice.chance(80), (seed, workers)),
+            maps: MapChanges::new(prng.chance(80), (seed, workers)),
             leaving,
-            tally: RunStats::default(),
-            dice,
+            stats: RunStats::default(),
+            prng,
         };
         for node in 1..=nodes {
             world.start(node);
-            world.plan_in(SECOND, Event::Reap(node));
+            world.plan_in(SECOND, Event::CollectGarbage(node));
         }
-        for place in 0..2 + world.dice.below(3) as usize {
+        for client_index in 0..2 + world.prng.below(3) as usize {
             let client = world.new_client();
             world.clients.push(client);
-            world.plan_in(MS * place as i64, Event::Think(place));
+            world.plan_in(MS * client_index as i64, Event::Think(client_index));
         }
-        let first = world.dice.between(MS, 2 * SECOND);
+        let first = world.prng.between(MS, 2 * SECOND);
         world.plan_in(first, Event::Fault);
-        if world.tables.on {
-            let first = world.dice.between(0, 3 * SECOND);
+        if world.maps.on {
+            let first = world.prng.between(0, 3 * SECOND);
             world.plan_in(first, Event::Change);
         }
         world
@@ -363,24 +365,24 @@ impl ClusterRun {
 
     /// How long a message is under way; each has its own time, so they overtake each other.
     fn delay(&mut self) -> Nanos {
-        let slow = if self.dice.chance(2) { 50 } else { 1 };
-        self.dice.between(self.delay / 10, self.delay * 2) * slow
+        let slow = if self.prng.chance(2) { 50 } else { 1 };
+        self.prng.between(self.delay / 10, self.delay * 2) * slow
     }
 
-    /// Runs to the end and says what it was.
+    /// Runs to the end, and answers what it was.
     pub fn run(mut self) -> Result<RunStats, Failure> {
-        let mend = self.dice.between(10, 40) * SECOND;
-        self.plan_at(mend, Event::Mend);
+        let heal = self.prng.between(10, 40) * SECOND;
+        self.plan_at(heal, Event::Heal);
         self.run_until(TIME_MAX, |world| {
             !world.troubled && world.history.records.len() >= world.plan.calls
         });
         self.finish();
-        self.tally.lapses = self.hosts.values().map(|host| host.leases().lapses).sum();
-        self.tally.refused = self.hosts.values().map(Host::refused).sum();
-        self.tally.fenced = self.hosts.values().map(|host| host.leases().fenced).sum();
-        match self.agenda.failure.take() {
+        self.stats.lapses = self.hosts.values().map(|host| host.leases().lapses).sum();
+        self.stats.refused = self.hosts.values().map(Host::refused).sum();
+        self.stats.fenced = self.hosts.values().map(|host| host.leases().fenced).sum();
+        match self.queue.failure.take() {
             Some(failure) => Err(failure),
-            None => Ok(self.tally),
+            None => Ok(self.stats),
         }
     }
 
@@ -388,24 +390,24 @@ impl ClusterRun {
         self.hosts.get_mut(&node).expect("one of the nodes")
     }
 
-    /// What a member has said goes on its way, at once or with what it says in the next moments;
-    /// what it has written waits for the disk.
+    /// The messages of a member go on their way, at once or with those of the next moments; what it
+    /// has written waits for the disk.
     fn after(&mut self, node: NodeId) {
         if self.gathering == 0 {
             self.leave(node);
         } else if let Some(start) = self.host(node).wants_to_speak() {
-            let after = self.dice.between(0, self.gathering);
+            let after = self.prng.between(0, self.gathering);
             self.plan_in(after, Event::Leave(node, start));
         }
         let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
         if let Some(start) = host.wants_sync() {
-            let slow = if self.dice.chance(2) { 500 } else { 1 };
-            let after = self.dice.between(self.disk / 2, self.disk * 2) * slow;
+            let slow = if self.prng.chance(2) { 500 } else { 1 };
+            let after = self.prng.between(self.disk / 2, self.disk * 2) * slow;
             self.plan_in(after, Event::Synced(node, start));
         }
     }
 
-    /// What a member has said leaves.
+    /// The messages of a member leave.
     fn leave(&mut self, node: NodeId) {
         let epoch = self.hosts[&node].epoch();
         for (to, envelope) in self.host(node).take_outbox() {
@@ -417,8 +419,8 @@ impl ClusterRun {
                 world.plan_in(after, Event::Message(to, epoch, envelope.clone()));
             });
         }
-        self.hear_of_tables();
-        self.hear_of_forgotten();
+        self.take_map_results();
+        self.take_forgotten();
         let start = self.hosts[&node].started();
         let table = self.hosts[&node].placement().map_or(0, |table| table.version);
         for (client, number, reply) in self.host(node).take_replies() {
@@ -434,13 +436,13 @@ impl ClusterRun {
 
     /// Carries a message between two members; 0 stands for clients.
     fn carry(&mut self, from: NodeId, to: NodeId, put: impl Fn(&mut Self, Nanos)) {
-        if self.cuts.get(&(from, to)).is_some_and(|until| *until > self.agenda.now) {
+        if self.cuts.get(&(from, to)).is_some_and(|until| *until > self.queue.now) {
             return;
         }
-        if self.troubled && self.dice.chance(self.loss) {
+        if self.troubled && self.prng.chance(self.loss) {
             return;
         }
-        let twice = self.troubled && self.dice.chance(self.loss);
+        let twice = self.troubled && self.prng.chance(self.loss);
         for _ in 0..=u8::from(twice) {
             let after = self.delay();
             put(self, after);

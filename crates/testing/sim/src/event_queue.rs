@@ -14,7 +14,7 @@ use kestrel_types::ids::InodeId;
 
 use crate::check;
 use crate::history::History;
-use crate::linear::{self, Verdict};
+use crate::linear::{self, Linearity};
 use crate::network::MS;
 use crate::world::{Failure, RunStats};
 
@@ -75,66 +75,61 @@ impl<E> EventQueue<E> {
     }
 }
 
-/// A run: whatever has an agenda and knows what its events do.
+/// A run: it has an event queue and executes its events.
 pub(crate) trait Scene: Sized {
     type Event;
 
-    fn agenda(&self) -> &EventQueue<Self::Event>;
-    fn agenda_mut(&mut self) -> &mut EventQueue<Self::Event>;
+    fn queue(&self) -> &EventQueue<Self::Event>;
+    fn queue_mut(&mut self) -> &mut EventQueue<Self::Event>;
 
     /// An event happens.
     fn happen(&mut self, event: Self::Event);
 
     fn say(&self, what: impl FnOnce() -> String) {
-        let agenda = self.agenda();
-        if agenda.trace {
-            println!("{:>12.3} ms  {}", agenda.now as f64 / MS as f64, what());
+        let queue = self.queue();
+        if queue.trace {
+            println!("{:>12.3} ms  {}", queue.now as f64 / MS as f64, what());
         }
     }
 
     fn fail(&mut self, why: impl Into<String>) {
         let why = why.into();
         self.say(|| format!("FAILURE: {why}"));
-        self.agenda_mut().failure.get_or_insert(Failure(why));
+        self.queue_mut().failure.get_or_insert(Failure(why));
     }
 
     fn plan_at(&mut self, at: Nanos, event: Self::Event) {
-        let agenda = self.agenda_mut();
-        agenda.numbers += 1;
-        agenda.events.push(Reverse(Planned {
-            at: at.max(agenda.now),
-            number: agenda.numbers,
-            event,
-        }));
+        let queue = self.queue_mut();
+        queue.numbers += 1;
+        queue.events.push(Reverse(Planned { at: at.max(queue.now), number: queue.numbers, event }));
     }
 
     fn plan_in(&mut self, after: Nanos, event: Self::Event) {
-        self.plan_at(self.agenda().now.saturating_add(after), event);
+        self.plan_at(self.queue().now.saturating_add(after), event);
     }
 
-    /// Lets everything happen until `until`, or until `done` says so.
+    /// Executes events until `until`, or until `done` is true.
     fn run_until(&mut self, until: Nanos, done: impl Fn(&Self) -> bool) {
-        while self.agenda().failure.is_none() && !done(self) {
-            let Some(event) = self.agenda_mut().next(until) else { break };
+        while self.queue().failure.is_none() && !done(self) {
+            let Some(event) = self.queue_mut().next(until) else { break };
             self.happen(event);
         }
     }
 
-    /// Sums a run up: what was asked, and whether there is an order of it in which the model
-    /// answers the same.
-    fn judge(&mut self, history: &History, tally: RunStats) -> RunStats {
+    /// Sums a run up: its calls, and whether there is an order of it in which the model answers the
+    /// same.
+    fn judge(&mut self, history: &History, stats: RunStats) -> RunStats {
         let records = &history.records;
-        let unheard = records.iter().filter(|record| record.heard.is_none()).count();
-        let mut tally =
-            RunStats { calls: records.len(), unheard, time: self.agenda().now, ..tally };
-        if self.agenda().failure.is_none() {
+        let unheard = records.iter().filter(|record| record.answered.is_none()).count();
+        let mut stats = RunStats { calls: records.len(), unheard, time: self.queue().now, ..stats };
+        if self.queue().failure.is_none() {
             match linear::check(records) {
-                Verdict::Linearizable => tally.undecided = false,
-                Verdict::Undecided => tally.undecided = true,
-                Verdict::Violated(why) => self.fail(format!("not linearizable: {why}")),
+                Linearity::Linearizable => stats.undecided = false,
+                Linearity::Undecided => stats.undecided = true,
+                Linearity::Violated(why) => self.fail(format!("not linearizable: {why}")),
             }
         }
-        tally
+        stats
     }
 
     /// The invariants of a volume, over its raw rows.

@@ -1,4 +1,4 @@
-//! What clients asked and heard, in the order in which they did.
+//! The calls and answers of clients, in their order.
 
 use kestrel_types::ids::InodeId;
 
@@ -9,15 +9,15 @@ use kestrel_types::request::{Reply, Request};
 pub struct Record {
     /// The client.
     pub client: usize,
-    /// What was asked.
+    /// The request.
     pub request: Request,
     /// When: counts what happens at clients.
-    pub asked: u64,
-    /// When and what was answered. None: nobody knows whether it was done.
-    pub heard: Option<(u64, Reply)>,
+    pub begun: u64,
+    /// When it was answered, and how. None: whether it was done is unknown.
+    pub answered: Option<(u64, Reply)>,
     /// All the while the client had this file open, and its session was not lost.
     pub held: Option<InodeId>,
-    /// The client's token had ended when it was asked; how often the wall clock had gone back
+    /// The client's token had ended when the call began; how often the wall clock had gone back
     /// before.
     pub late: Option<u64>,
     /// It was refused before anything was done.
@@ -27,20 +27,20 @@ pub struct Record {
 /// All calls of a run.
 #[derive(Debug, Default)]
 pub struct History {
-    /// By the time they were asked.
+    /// In the order of their begin.
     pub records: Vec<Record>,
     moment: u64,
 }
 
 impl History {
-    /// A call is asked; its number.
-    pub fn ask(&mut self, client: usize, request: Request, held: Option<InodeId>) -> usize {
+    /// A call begins; answers its number.
+    pub fn begin(&mut self, client: usize, request: Request, held: Option<InodeId>) -> usize {
         self.moment += 1;
         self.records.push(Record {
             client,
             request,
-            asked: self.moment,
-            heard: None,
+            begun: self.moment,
+            answered: None,
             held,
             late: None,
             refused: false,
@@ -54,8 +54,8 @@ impl History {
     }
 
     /// A call is answered.
-    pub fn hear(&mut self, call: usize, reply: Reply) {
+    pub fn finish(&mut self, call: usize, reply: Reply) {
         self.moment += 1;
-        self.records[call].heard = Some((self.moment, reply));
+        self.records[call].answered = Some((self.moment, reply));
     }
 }

@@ -34,7 +34,7 @@ pub enum Out {
     Close,
 }
 
-/// What the server's connections have sent and nobody has taken yet.
+/// Messages that the server's connections have sent and that are not taken yet.
 pub type Outgoing = Arc<Mutex<VecDeque<(u64, Out)>>>;
 
 struct SimOutbox {
@@ -170,7 +170,7 @@ impl Host {
     }
 
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it:
-    /// `keep` says how much of it stays, in percent.
+    /// `keep` is how much of it stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>) {
         if let Some(Process { server, node, connections, alive }) = self.process.take() {
             alive.store(false, Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Host {
         self.outgoing.lock().clear();
     }
 
-    /// What connections run over: a token is shown only where nobody else hears it.
+    /// What connections run over: a token is shown only where no third party reads it.
     pub fn security(&self) -> Security {
         if self.tokens.is_some() { Security::Loopback } else { Security::Plain }
     }
@@ -259,7 +259,7 @@ impl Host {
         self.engine().sync().expect("no fault was injected");
     }
 
-    /// Deletes objects that nobody refers to or will; those that went.
+    /// Deletes objects without references, now or later; those that went.
     pub fn reap(&self, wall: Nanos) -> Vec<u64> {
         let Some(process) = &self.process else { return Vec::new() };
         let in_use = |object| process.server.in_use(object);

@@ -33,7 +33,7 @@
 //! # Invariants
 //!
 //! - A seed determines a run completely.
-//! - The answers that clients heard must have an order in which the model ([`kestrel_model`]) would
+//! - The answers that clients got must have an order in which the model ([`kestrel_model`]) would
 //!   have answered the same, and what is left in the end must be sound.
 
 #![allow(

@@ -1,9 +1,9 @@
-//! Is there an order of all calls, each at one instant between its asking and its answer, in which
+//! Is there an order of all calls, each at one instant between its begin and its answer, in which
 //! the model answers the same?
 //!
 //! The search of Wing and Gong (1993) with Lowe's memory (2017) of what was tried: a set of calls
 //! done and the state they led to need not be looked at twice. Calls without an answer may have
-//! happened at any time after they were asked, or not at all; they are tried only where the others
+//! happened at any time after they began, or not at all; they are tried only where the others
 //! cannot go on, which keeps the search short.
 
 use std::hash::{Hash, Hasher};
@@ -26,7 +26,7 @@ const STATES_MAX: usize = 100_000;
 
 /// What the search came to.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Linearity {
     /// There is such an order.
     Linearizable,
     /// There is none. In words: how far it went, and what did not fit there.
@@ -46,7 +46,7 @@ struct Frame {
 
 struct Search<'a> {
     records: &'a [Record],
-    /// Calls that count, by the time they were asked.
+    /// Calls that count, in the order of their begin.
     calls: Vec<usize>,
     is_done: Vec<bool>,
     /// Everything before this place of `calls` is done.
@@ -59,12 +59,12 @@ struct Search<'a> {
 }
 
 /// Searches an order for the records of a history.
-pub fn check(records: &[Record]) -> Verdict {
+pub fn check(records: &[Record]) -> Linearity {
     let counts = |record: &Record| {
-        !record.refused && (record.heard.is_some() || changes(&record.request.op))
+        !record.refused && (record.answered.is_some() || changes(&record.request.op))
     };
     let calls: Vec<usize> = (0..records.len()).filter(|call| counts(&records[*call])).collect();
-    let left = calls.iter().filter(|call| records[**call].heard.is_some()).count();
+    let left = calls.iter().filter(|call| records[**call].answered.is_some()).count();
     let mut search = Search {
         records,
         calls,
@@ -79,20 +79,20 @@ pub fn check(records: &[Record]) -> Verdict {
     search.run()
 }
 
-/// Whether a call that nobody heard the answer of may have left a trace.
+/// Whether a call without an answer may have left a trace.
 fn changes(op: &Op) -> bool {
     op.is_numbered() && !matches!(op, Op::Release(_))
 }
 
 impl Search<'_> {
-    fn run(&mut self) -> Verdict {
+    fn run(&mut self) -> Linearity {
         let mut root = Model::without_times();
         root.node_mut(1).data_change = 0;
         let candidates = self.candidates();
         let mut stack = vec![Frame { model: root, candidates, done: None }];
         while let Some(frame) = stack.last_mut() {
             if self.left == 0 {
-                return Verdict::Linearizable;
+                return Linearity::Linearizable;
             }
             let Some(call) = frame.candidates.pop() else {
                 if self.left < self.best_left {
@@ -108,9 +108,8 @@ impl Search<'_> {
             if step(&mut model, &self.records[call]).is_err() {
                 continue;
             }
-            // A call that nobody heard of and that changes nothing here need not have happened
-            // here.
-            if self.records[call].heard.is_none() && model == frame.model {
+            // A call without an answer that changes nothing here need not have happened here.
+            if self.records[call].answered.is_none() && model == frame.model {
                 continue;
             }
             self.mark(call);
@@ -121,12 +120,12 @@ impl Search<'_> {
                 continue;
             }
             if self.seen.len() > STATES_MAX {
-                return Verdict::Undecided;
+                return Linearity::Undecided;
             }
             let candidates = self.candidates();
             stack.push(Frame { model, candidates, done: Some(call) });
         }
-        Verdict::Violated(format!(
+        Linearity::Violated(format!(
             "{} answers have no place:\n  {}",
             self.best_left,
             self.best.join("\n  ")
@@ -136,7 +135,7 @@ impl Search<'_> {
     fn mark(&mut self, call: usize) {
         self.is_done[call] = true;
         self.done_hash ^= mix(call as u64 + 1);
-        self.left -= usize::from(self.records[call].heard.is_some());
+        self.left -= usize::from(self.records[call].answered.is_some());
         while self.calls.get(self.first).is_some_and(|call| self.is_done[*call]) {
             self.first += 1;
         }
@@ -145,36 +144,36 @@ impl Search<'_> {
     fn undo(&mut self, call: usize) {
         self.is_done[call] = false;
         self.done_hash ^= mix(call as u64 + 1);
-        self.left += usize::from(self.records[call].heard.is_some());
-        let place = self.calls.partition_point(|other| *other < call);
-        self.first = self.first.min(place);
+        self.left += usize::from(self.records[call].answered.is_some());
+        let position = self.calls.partition_point(|other| *other < call);
+        self.first = self.first.min(position);
     }
 
-    /// Calls of which one must be next: those asked before the first answer among those left. The
-    /// best is last: heard ones before unheard, and early answers first.
+    /// Calls of which one must be next: those begun before the first answer among those left. The
+    /// best is last: answered ones before unanswered, and early answers first.
     fn candidates(&self) -> Vec<usize> {
         let mut deadline = u64::MAX;
-        let (mut heard, mut unheard) = (Vec::new(), Vec::new());
+        let (mut answered, mut unheard) = (Vec::new(), Vec::new());
         for call in &self.calls[self.first..] {
             let record = &self.records[*call];
-            if record.asked > deadline {
+            if record.begun > deadline {
                 break;
             }
             if self.is_done[*call] {
                 continue;
             }
-            match &record.heard {
+            match &record.answered {
                 Some((at, _)) => {
                     deadline = deadline.min(*at);
-                    heard.push((*at, *call));
+                    answered.push((*at, *call));
                 }
                 None => unheard.push(*call),
             }
         }
-        heard.retain(|(_, call)| self.records[*call].asked < deadline);
-        unheard.retain(|call| self.records[*call].asked < deadline);
-        heard.sort_unstable_by(|a, b| b.cmp(a));
-        unheard.extend(heard.into_iter().map(|(_, call)| call));
+        answered.retain(|(_, call)| self.records[*call].begun < deadline);
+        unheard.retain(|call| self.records[*call].begun < deadline);
+        answered.sort_unstable_by(|a, b| b.cmp(a));
+        unheard.extend(answered.into_iter().map(|(_, call)| call));
         unheard
     }
 
@@ -185,9 +184,9 @@ impl Search<'_> {
             let record = &self.records[call];
             let why =
                 step(&mut model.clone(), record).err().unwrap_or_else(|| "leads nowhere".into());
-            let heard = if record.heard.is_some() { "" } else { " (unheard)" };
+            let answered = if record.answered.is_some() { "" } else { " (unheard)" };
             format!(
-                "call {call} of client {}{heard}: {:?}: {why}",
+                "call {call} of client {}{answered}: {:?}: {why}",
                 record.client, record.request.op
             )
         };
@@ -195,7 +194,7 @@ impl Search<'_> {
     }
 }
 
-/// Lets the model do what a record says.
+/// Lets the model do the request of a record.
 fn step(model: &mut Model, record: &Record) -> Result<(), String> {
     let (creds, op) = (&record.request.creds, &record.request.op);
     match op {
@@ -205,7 +204,7 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
         }
         _ => {}
     }
-    let Some((_, reply)) = &record.heard else {
+    let Some((_, reply)) = &record.answered else {
         model.assume(creds, op);
         hold_everything(model);
         return Ok(());
@@ -219,14 +218,14 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
 }
 
 /// What a client may be told of a file that it does not have open: that it does not exist, if it
-/// has no name (it may be gone, or not yet) or not the place where the client saw it (after a
-/// restart nobody knows where it went).
+/// has no name (it may be gone, or not yet) or not where the client saw it (after a restart it
+/// cannot be found where it went).
 fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
     match &record.request.op {
         Op::Clone { from, to, .. } => {
             [from, to].iter().any(|file| is_file_excused(model, record, reply, file))
         }
-        // What nobody has open may be gone.
+        // What no client has open may be gone.
         Op::Chunks { ino, .. } => model.nodes.get(ino).is_some_and(|node| node.nlink == 0),
         op => target(op).is_some_and(|file| is_file_excused(model, record, reply, file)),
     }

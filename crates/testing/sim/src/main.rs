@@ -104,24 +104,24 @@ fn main() -> ExitCode {
         }
         seeds += 1;
         match run(RunPlan { seed, calls: options.calls, trace: options.trace }, options.nodes) {
-            Ok(tally) => {
-                sum.calls += tally.calls;
-                sum.unheard += tally.unheard;
-                sum.crashes += tally.crashes;
-                sum.expired += tally.expired;
-                sum.retries += tally.retries;
-                sum.changes += tally.changes;
-                sum.left += tally.left;
-                sum.handed += tally.handed;
-                sum.misdirected += tally.misdirected;
-                sum.lapses += tally.lapses;
-                sum.fenced += tally.fenced;
-                sum.ghosts += tally.ghosts;
-                sum.refused += tally.refused;
-                sum.zombies += tally.zombies;
-                sum.stores_failed += tally.stores_failed;
-                sum.time += tally.time;
-                undecided += u64::from(tally.undecided);
+            Ok(stats) => {
+                sum.calls += stats.calls;
+                sum.unheard += stats.unheard;
+                sum.crashes += stats.crashes;
+                sum.expired += stats.expired;
+                sum.retries += stats.retries;
+                sum.changes += stats.changes;
+                sum.left += stats.left;
+                sum.handed += stats.handed;
+                sum.misdirected += stats.misdirected;
+                sum.lapses += stats.lapses;
+                sum.fenced += stats.fenced;
+                sum.ghosts += stats.ghosts;
+                sum.refused += stats.refused;
+                sum.zombies += stats.zombies;
+                sum.stores_failed += stats.stores_failed;
+                sum.time += stats.time;
+                undecided += u64::from(stats.undecided);
             }
             Err(Failure(why)) => {
                 failed += 1;

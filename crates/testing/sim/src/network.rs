@@ -2,8 +2,8 @@
 //! never.
 //!
 //! As TCP: within a direction of a connection bytes keep their order; between connections nothing
-//! does. A cut of a direction delays bytes until it is mended. When one side gives a connection up,
-//! what is under way in either direction may still arrive at the other, which hears of the end
+//! does. A cut of a direction delays bytes until it is repaired. When one side gives a connection
+//! up, what is under way in either direction may still arrive at the other, which learns of the end
 //! later.
 
 use std::collections::BTreeMap;
@@ -82,10 +82,10 @@ impl Network {
     }
 
     /// When bytes that leave now arrive.
-    pub fn arrival(&mut self, wire: u64, way: Way, now: Nanos, dice: &mut Prng) -> Nanos {
+    pub fn arrival(&mut self, wire: u64, way: Way, now: Nanos, prng: &mut Prng) -> Nanos {
         let Some(wire) = self.wires.get_mut(&wire) else { return now };
-        let slow = if dice.chance(2) { 50 } else { 1 };
-        let delay = dice.between(self.delay / 10, self.delay * 2) * slow;
+        let slow = if prng.chance(2) { 50 } else { 1 };
+        let delay = prng.between(self.delay / 10, self.delay * 2) * slow;
         let from = now.max(self.cables[wire.client].cut_until[index(way)]);
         let last = &mut wire.last[index(way)];
         *last = (*last + 1).max(from + delay);

@@ -9,7 +9,7 @@ use crate::network::MS;
 pub struct Prng(u64);
 
 impl Prng {
-    /// The dice of a seed.
+    /// The generator of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed ^ 0x6b65_7374_7265_6c73)
     }
@@ -68,7 +68,7 @@ impl Prng {
         power.then(|| if self.chance(50) { 0 } else { self.below(101) })
     }
 
-    /// Dice of their own for a part of the run.
+    /// A generator of its own for a part of the run.
     pub fn split(&mut self) -> Self {
         Self(self.bits())
     }

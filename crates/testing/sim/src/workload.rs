@@ -1,4 +1,4 @@
-//! What clients ask: every operation, on few names, so that they are in each other's way.
+//! The calls of clients: every operation, on few names, so that they are in each other's way.
 
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::ROOT;
@@ -16,7 +16,7 @@ use crate::client::{Client, SeenInode};
 /// All names that clients use.
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-/// What a client asks next.
+/// A client's next action.
 pub enum ClientAction {
     /// An operation.
     Op(Request),
@@ -25,57 +25,57 @@ pub enum ClientAction {
 }
 
 fn name(client: &mut Client) -> Name {
-    let text = client.dice.pick(&NAMES).expect("not empty");
+    let text = client.prng.pick(&NAMES).expect("not empty");
     Name::new(text.as_bytes()).expect("a valid name")
 }
 
-/// A directory it knows; the root half of the time.
+/// A directory that it has seen; the root half of the time.
 fn dir(client: &mut Client) -> u64 {
     let dirs: Vec<u64> = client
-        .known
+        .seen_inodes
         .iter()
-        .filter(|known| known.inode.kind == Kind::Dir)
-        .map(|known| known.inode.ino)
+        .filter(|seen| seen.inode.kind == Kind::Dir)
+        .map(|seen| seen.inode.ino)
         .collect();
-    if client.dice.chance(40) { 1 } else { *client.dice.pick(&dirs).expect("the root is known") }
+    if client.prng.chance(40) { 1 } else { *client.prng.pick(&dirs).expect("the root is known") }
 }
 
 fn place(client: &mut Client) -> PathRef {
     let mut place = PathRef::new(dir(client), name(client));
-    while place.dirs.len() < 2 && client.dice.chance(25) {
+    while place.dirs.len() < 2 && client.prng.chance(25) {
         let above = name(client);
         place.dirs.push(&above);
     }
     place
 }
 
-fn known(client: &mut Client, wanted: impl Fn(&SeenInode) -> bool) -> Option<SeenInode> {
-    let those: Vec<&SeenInode> = client.known.iter().filter(|known| wanted(known)).collect();
-    client.dice.pick(&those).map(|known| (*known).clone())
+fn pick_seen(client: &mut Client, wanted: impl Fn(&SeenInode) -> bool) -> Option<SeenInode> {
+    let those: Vec<&SeenInode> = client.seen_inodes.iter().filter(|seen| wanted(seen)).collect();
+    client.prng.pick(&those).map(|seen| (*seen).clone())
 }
 
 fn any(client: &mut Client) -> InodeRef {
-    known(client, |_| true).map_or(InodeRef::by_id(1), |known| known.reference())
+    pick_seen(client, |_| true).map_or(InodeRef::by_id(1), |seen| seen.reference())
 }
 
 fn creds(client: &mut Client) -> Creds {
-    if client.dice.chance(85) {
+    if client.prng.chance(85) {
         return Creds::root();
     }
-    let uid = 1000 + client.dice.below(2) as u32;
+    let uid = 1000 + client.prng.below(2) as u32;
     Creds { uid, gid: 1000, groups: Some([].into()) }
 }
 
 fn mode(client: &mut Client) -> u16 {
-    *client.dice.pick(&[0o777, 0o755, 0o700, 0o1777]).expect("not empty")
+    *client.prng.pick(&[0o777, 0o755, 0o700, 0o1777]).expect("not empty")
 }
 
 fn flags(client: &mut Client) -> OpenFlags {
-    let write = client.dice.chance(70);
+    let write = client.prng.chance(70);
     OpenFlags {
         read: true,
         write,
-        truncate: write && client.dice.chance(10),
+        truncate: write && client.prng.chance(10),
         ..OpenFlags::default()
     }
 }
@@ -87,36 +87,36 @@ fn handle(client: &mut Client, write: bool) -> Option<u64> {
         .iter()
         .filter(|(_, handle)| handle.free > 0 && (handle.writes > 0 || !write));
     let open: Vec<u64> = handles.map(|(ino, _)| *ino).collect();
-    client.dice.pick(&open).copied()
+    client.prng.pick(&open).copied()
 }
 
 fn commit(client: &mut Client) -> Option<Op> {
     let ino = handle(client, true)?;
-    let file = known(client, |known| known.inode.ino == ino)?;
+    let file = pick_seen(client, |seen| seen.inode.ino == ino)?;
     Some(commit_to(client, &file, 1))
 }
 
 /// New content of a file, in this many chunks.
 fn commit_to(client: &mut Client, file: &SeenInode, chunks: u64) -> Op {
     let (size, base) = (file.inode.size, file.inode.data_change);
-    let len = 1 + client.dice.below(6);
+    let len = 1 + client.prng.below(6);
     let inline_only = matches!(file.inode.data, Data::Inline(_));
     let object = client.objects.first().copied();
-    let offset = client.dice.below(100) as u32 * 64;
-    let (data, size) = match (client.dice.below(4), object) {
+    let offset = client.prng.below(100) as u32 * 64;
+    let (data, size) = match (client.prng.below(4), object) {
         (0, Some(object)) => (NewData::Packed(Range { object, offset, len: len as u32 }), len),
         (1, Some(object)) if !inline_only => {
             let extent = Extent::of_range(
-                client.dice.below(4) as u32,
+                client.prng.below(4) as u32,
                 Range { object, offset, len: len as u32 },
             );
-            let chunk = client.dice.below(chunks);
+            let chunk = client.prng.below(chunks);
             let end = chunk * CHUNK_BYTES + u64::from(extent.end());
             (NewData::Patches(vec![(chunk, extent)]), size.max(end))
         }
-        (2, _) => (NewData::Unchanged, client.dice.below(8)),
+        (2, _) => (NewData::Unchanged, client.prng.below(8)),
         _ => {
-            let bytes: Vec<u8> = (0..len).map(|_| client.dice.below(256) as u8).collect();
+            let bytes: Vec<u8> = (0..len).map(|_| client.prng.below(256) as u8).collect();
             (NewData::Inline(bytes.into()), len)
         }
     };
@@ -129,17 +129,17 @@ fn content(client: &mut Client) -> Option<Op> {
     if client.objects.is_empty() {
         return Some(Op::AllocObjects(8));
     }
-    let is_file = |known: &SeenInode| known.inode.kind == Kind::File;
-    let file = known(client, is_file)?;
-    let chunk = client.dice.below(6);
-    Some(match client.dice.below(20) {
+    let is_file = |seen: &SeenInode| seen.inode.kind == Kind::File;
+    let file = pick_seen(client, is_file)?;
+    let chunk = client.prng.below(6);
+    Some(match client.prng.below(20) {
         0..=11 => commit_to(client, &file, 6),
         12..=14 => {
-            let to = known(client, is_file)?;
-            let whole = client.dice.chance(50);
-            let len = if whole { file.inode.size } else { 1 + client.dice.below(8) };
+            let to = pick_seen(client, is_file)?;
+            let whole = client.prng.chance(50);
+            let len = if whole { file.inode.size } else { 1 + client.prng.below(8) };
             let to_offset =
-                if whole { 0 } else { client.dice.below(6) * CHUNK_BYTES + client.dice.below(8) };
+                if whole { 0 } else { client.prng.below(6) * CHUNK_BYTES + client.prng.below(8) };
             let from_offset = if whole { 0 } else { chunk * CHUNK_BYTES };
             // The model keeps a note of every byte.
             if len > 64 {
@@ -148,7 +148,7 @@ fn content(client: &mut Client) -> Option<Op> {
             Op::Clone { from: file.reference(), from_offset, to: to.reference(), to_offset, len }
         }
         15 | 16 => {
-            let size = Some(chunk * CHUNK_BYTES + client.dice.below(8));
+            let size = Some(chunk * CHUNK_BYTES + client.prng.below(8));
             Op::SetAttr(
                 file.reference(),
                 SetAttr { size, through_handle: true, ..SetAttr::default() },
@@ -162,7 +162,7 @@ fn content(client: &mut Client) -> Option<Op> {
 /// at the end make names in it.
 fn set_flags(client: &mut Client) -> Op {
     let inode = any(client);
-    let flags = match client.dice.below(10) {
+    let flags = match client.prng.below(10) {
         0 | 1 if inode.ino == ROOT => InodeFlags::NO_DUMP,
         0 => InodeFlags::IMMUTABLE,
         1 => InodeFlags::APPEND,
@@ -174,23 +174,23 @@ fn set_flags(client: &mut Client) -> Op {
 
 /// A read of something.
 fn accessed(client: &mut Client) -> Op {
-    let at = 3 + client.dice.below(8).cast_signed();
-    Op::Accessed(any(client), Accessed { at, relative: client.dice.chance(50) })
+    let at = 3 + client.prng.below(8).cast_signed();
+    Op::Accessed(any(client), Accessed { at, relative: client.prng.chance(50) })
 }
 
 fn set_attr(client: &mut Client) -> Op {
-    if client.dice.chance(15) {
+    if client.prng.chance(15) {
         return set_flags(client);
     }
-    if client.dice.chance(15) {
+    if client.prng.chance(15) {
         return accessed(client);
     }
     let inode = any(client);
     let mut set = SetAttr::default();
-    match client.dice.below(4) {
+    match client.prng.below(4) {
         0 => set.mode = Some(mode(client)),
-        1 => set.size = Some(client.dice.below(8)),
-        2 => set.uid = Some(1000 + client.dice.below(2) as u32),
+        1 => set.size = Some(client.prng.below(8)),
+        2 => set.uid = Some(1000 + client.prng.below(2) as u32),
         _ => set.mtime = Some(SetTime::At(5)),
     }
     Op::SetAttr(inode, set)
@@ -199,11 +199,11 @@ fn set_attr(client: &mut Client) -> Op {
 fn xattr(client: &mut Client) -> Op {
     let inode = any(client);
     let key: Box<[u8]> =
-        if client.dice.chance(50) { b"user.a"[..].into() } else { b"user.b"[..].into() };
-    match client.dice.below(5) {
+        if client.prng.chance(50) { b"user.a"[..].into() } else { b"user.b"[..].into() };
+    match client.prng.below(5) {
         0 | 1 => {
-            let (create, replace) = (client.dice.chance(20), client.dice.chance(10));
-            let value = client.dice.below(1000).to_string().into_bytes();
+            let (create, replace) = (client.prng.chance(20), client.prng.chance(10));
+            let value = client.prng.below(1000).to_string().into_bytes();
             Op::SetXattr(
                 inode,
                 key,
@@ -219,13 +219,13 @@ fn xattr(client: &mut Client) -> Op {
 
 /// What a client may expect to remove or replace: often nothing in particular.
 fn expected(client: &mut Client) -> Option<u64> {
-    client.dice.chance(30).then(|| dir(client))
+    client.prng.chance(30).then(|| dir(client))
 }
 
 fn rename(client: &mut Client) -> Op {
     let (from, to) = (place(client), place(client));
     let replaced = expected(client);
-    let flags = match client.dice.below(10) {
+    let flags = match client.prng.below(10) {
         0 => RenameFlags { no_replace: true, ..RenameFlags::default() },
         1 | 2 => RenameFlags { exchange: true, ..RenameFlags::default() },
         _ => RenameFlags { replaced, ..RenameFlags::default() },
@@ -234,38 +234,38 @@ fn rename(client: &mut Client) -> Op {
 }
 
 fn lock(client: &mut Client) -> LockRequest {
-    let (ino, owner) = (100 + client.dice.below(2), 1 + client.dice.below(2));
-    let kind = if client.dice.chance(30) { LockKind::Flock } else { LockKind::Posix };
+    let (ino, owner) = (100 + client.prng.below(2), 1 + client.prng.below(2));
+    let kind = if client.prng.chance(30) { LockKind::Flock } else { LockKind::Posix };
     let (start, end) = if kind == LockKind::Posix { (0, 9) } else { (0, LOCK_END) };
-    let mode = if client.dice.chance(40) { LockMode::Read } else { LockMode::Write };
+    let mode = if client.prng.chance(40) { LockMode::Read } else { LockMode::Write };
     let span = LockSpan { ino, owner, pid: 1, kind, mode, start, end };
-    match client.dice.below(10) {
+    match client.prng.below(10) {
         0..=3 => LockRequest::Unlock { ino, owner, kind, start, end },
         4 => LockRequest::Get(span),
         5 => LockRequest::ReleaseOwner { ino, owner, kind },
-        dice => LockRequest::Set { lock: span, wait: dice < 8 },
+        prng => LockRequest::Set { lock: span, wait: prng < 8 },
     }
 }
 
-/// Draws what a client asks next.
-pub fn wish(client: &mut Client) -> ClientAction {
-    let op = match client.dice.below(100) {
+/// Draws a client's next action.
+pub fn action(client: &mut Client) -> ClientAction {
+    let op = match client.prng.below(100) {
         0..=5 => return ClientAction::Lock(lock(client)),
-        _ if client.objects.is_empty() && client.dice.chance(20) => Op::AllocObjects(8),
+        _ if client.objects.is_empty() && client.prng.chance(20) => Op::AllocObjects(8),
         6..=11 => Op::Lookup(place(client)),
         12..=15 => Op::GetAttr(any(client)),
         16..=20 => set_attr(client),
         21..=34 => {
-            let exclusive = client.dice.chance(30);
+            let exclusive = client.prng.chance(30);
             Op::Create { place: place(client), mode: mode(client), flags: flags(client), exclusive }
         }
         35..=37 => Op::OpenAt(place(client), flags(client)),
         38 | 39 => {
-            let file = known(client, |known| known.inode.kind == Kind::File);
+            let file = pick_seen(client, |seen| seen.inode.kind == Kind::File);
             let inode = file.map_or(InodeRef::by_id(5), |file| file.reference());
             Op::Open(inode, flags(client))
         }
-        40 | 41 => Op::TmpFile { dir: dir(client), mode: 0o600, exclusive: client.dice.chance(30) },
+        40 | 41 => Op::TmpFile { dir: dir(client), mode: 0o600, exclusive: client.prng.chance(30) },
         42..=49 => match handle(client, false) {
             Some(ino) => Op::Release(ino),
             None => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
@@ -279,7 +279,7 @@ pub fn wish(client: &mut Client) -> ClientAction {
         67..=70 => Op::RmDir(place(client), expected(client)),
         71..=79 => rename(client),
         80..=83 => {
-            let file = known(client, |known| known.inode.kind != Kind::Dir);
+            let file = pick_seen(client, |seen| seen.inode.kind != Kind::Dir);
             let inode = file.map_or_else(|| any(client), |file| file.reference());
             Op::Link(inode, place(client))
         }
@@ -290,7 +290,7 @@ pub fn wish(client: &mut Client) -> ClientAction {
         },
         93..=96 => xattr(client),
         97 => Op::ReadLink(any(client)),
-        98 => Op::Access(any(client), client.dice.below(8) as u32),
+        98 => Op::Access(any(client), client.prng.below(8) as u32),
         _ => Op::Sync,
     };
     ClientAction::Op(Request { creds: creds(client), op })
@@ -303,7 +303,7 @@ fn move_dir(client: &mut Client) -> Op {
     let mut deep = PathRef::new(1, inner);
     deep.dirs.push(&other);
     let high = PathRef::new(1, outer);
-    match client.dice.below(8) {
+    match client.prng.below(8) {
         0 | 1 => Op::MkDir(high, 0o777),
         2..=5 => Op::Rename(high, deep, RenameFlags::default()),
         _ => Op::Rename(deep, high, RenameFlags::default()),
@@ -313,10 +313,10 @@ fn move_dir(client: &mut Client) -> Op {
 /// Directories are looked at, and now and then something in one of them comes or goes.
 fn look(client: &mut Client) -> Op {
     let mut place = PathRef::new(dir(client), name(client));
-    if client.dice.chance(30) {
+    if client.prng.chance(30) {
         place = PathRef::new(1, name(client));
     }
-    match client.dice.below(12) {
+    match client.prng.below(12) {
         0..=6 => Op::GetAttr(InodeRef::by_id(dir(client))),
         7 => Op::Lookup(place),
         8 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
@@ -335,23 +335,23 @@ pub struct Bias {
     pub looks: bool,
 }
 
-/// Draws what a client of several nodes asks next.
-pub fn wish_of_several(client: &mut Client, bias: Bias) -> Request {
-    if bias.moves && client.dice.chance(50) {
+/// Draws the next action of a client of several nodes.
+pub fn cluster_action(client: &mut Client, bias: Bias) -> Request {
+    if bias.moves && client.prng.chance(50) {
         return Request { creds: Creds::root(), op: move_dir(client) };
     }
-    if bias.looks && client.dice.chance(80) {
+    if bias.looks && client.prng.chance(80) {
         return Request { creds: Creds::root(), op: look(client) };
     }
-    if client.dice.chance(30)
+    if client.prng.chance(30)
         && let Some(op) = content(client)
     {
         return Request { creds: Creds::root(), op };
     }
     loop {
-        let ClientAction::Op(Request { creds, op }) = wish(client) else { continue };
+        let ClientAction::Op(Request { creds, op }) = action(client) else { continue };
         let op = match op {
-            Op::Open(inode, flags) if client.dice.chance(30) => {
+            Op::Open(inode, flags) if client.prng.chance(30) => {
                 Op::Open(InodeRef::by_id(inode.ino), flags)
             }
             op => op,

@@ -32,7 +32,7 @@ use event::Event;
 /// How long a client waits for an answer: less than many faults last, or more than nearly all.
 const DEADLINES: [Nanos; 2] = [2 * SECOND, 20 * SECOND];
 
-/// How long clients ask at most, in virtual time.
+/// How long clients make calls at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
 
 /// Why a run failed.
@@ -53,9 +53,9 @@ pub struct RunPlan {
 /// What a run was.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RunStats {
-    /// Calls asked.
+    /// Calls begun.
     pub calls: usize,
-    /// Of these, those with an answer that no client heard.
+    /// Of these, those with an answer that reached no client.
     pub unheard: usize,
     /// Crashes of the node.
     pub crashes: usize,
@@ -69,7 +69,7 @@ pub struct RunStats {
     pub left: usize,
     /// Times that the role of the coordinator moved.
     pub handed: usize,
-    /// Calls that the member that was asked did not lead.
+    /// Calls that their member did not lead.
     pub misdirected: usize,
     /// Leases that nodes have lost.
     pub lapses: u64,
@@ -92,8 +92,8 @@ pub struct RunStats {
 /// See the module's header.
 pub struct World {
     plan: RunPlan,
-    agenda: EventQueue<Event>,
-    dice: Prng,
+    queue: EventQueue<Event>,
+    prng: Prng,
     network: Network,
     host: Host,
     /// Counts starts of the node: timers of an earlier one do nothing.
@@ -107,7 +107,7 @@ pub struct World {
     history: History,
     /// Faults still happen.
     troubled: bool,
-    tally: RunStats,
+    stats: RunStats,
     /// Percent of the typical that syncs take.
     disk: Nanos,
     clients_begun: u64,
@@ -117,12 +117,12 @@ pub struct World {
 impl Scene for World {
     type Event = Event;
 
-    fn agenda(&self) -> &EventQueue<Event> {
-        &self.agenda
+    fn queue(&self) -> &EventQueue<Event> {
+        &self.queue
     }
 
-    fn agenda_mut(&mut self) -> &mut EventQueue<Event> {
-        &mut self.agenda
+    fn queue_mut(&mut self) -> &mut EventQueue<Event> {
+        &mut self.queue
     }
 
     fn happen(&mut self, event: Event) {
@@ -132,10 +132,10 @@ impl Scene for World {
                     .network
                     .wires
                     .get(wire)
-                    .map_or(self.agenda.now, |wire| self.clients[wire.client].stopped_until),
-                Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
-                    self.clients[*place].stopped_until
-                }
+                    .map_or(self.queue.now, |wire| self.clients[wire.client].stopped_until),
+                Event::ClientTick(client_index)
+                | Event::Think(client_index)
+                | Event::Connect(client_index) => self.clients[*client_index].stopped_until,
                 _ => self.host_stopped_until,
             };
             return self.plan_at(until, event);
@@ -150,7 +150,7 @@ impl Scene for World {
                 }
             }
             Event::ToHost(wire, bytes) => {
-                self.host.receive(wire, &bytes, self.agenda.now);
+                self.host.receive(wire, &bytes, self.queue.now);
                 self.after_host();
             }
             Event::HostLoses(wire) => {
@@ -162,20 +162,20 @@ impl Scene for World {
             }
             Event::ToClient(wire, bytes) => self.client_reads(wire, &bytes),
             Event::ClientLoses(wire) => {
-                let place = self.network.wires.get(&wire).map(|wire| wire.client);
-                if let Some(place) =
-                    place.filter(|place| self.clients[*place].connection == Some(wire))
+                let client_index = self.network.wires.get(&wire).map(|wire| wire.client);
+                if let Some(client_index) = client_index
+                    .filter(|client_index| self.clients[*client_index].connection == Some(wire))
                 {
-                    self.disconnect(place);
+                    self.disconnect(client_index);
                 }
             }
-            Event::Connect(place) => self.connect(place),
-            Event::ClientTick(place) => self.tick_client(place),
-            Event::Think(place) => self.think(place),
+            Event::Connect(client_index) => self.connect(client_index),
+            Event::ClientTick(client_index) => self.tick_client(client_index),
+            Event::Think(client_index) => self.think(client_index),
             Event::HostTick(start) if start == self.start && self.host.is_up() => {
-                self.host.tick(self.agenda.now);
+                self.host.tick(self.queue.now);
                 self.after_host();
-                let after = self.dice.between(100 * MS, 200 * MS);
+                let after = self.prng.between(100 * MS, 200 * MS);
                 self.plan_in(after, Event::HostTick(start));
             }
             Event::Synced(start) if start == self.start => {
@@ -187,7 +187,7 @@ impl Scene for World {
             Event::Start => self.start_host(),
             Event::Fault => self.trouble(),
             Event::Reap => {
-                let wall = self.agenda.clock.now();
+                let wall = self.queue.clock.now();
                 self.host.reap(wall);
                 self.after_host();
                 if self.troubled {
@@ -202,16 +202,16 @@ impl Scene for World {
 impl World {
     /// The world of a seed, before anything has happened.
     pub fn new(plan: RunPlan) -> Self {
-        let mut dice = Prng::new(plan.seed);
-        let agenda = EventQueue::new(plan.trace);
-        let clock = agenda.clock.clone();
-        let count = 2 + dice.below(3) as usize;
-        let delay = MS / 10 * dice.between(1, 60);
-        let workers = 1 + dice.below(3) as usize;
-        let tokens = dice.chance(35);
+        let mut prng = Prng::new(plan.seed);
+        let queue = EventQueue::new(plan.trace);
+        let clock = queue.clock.clone();
+        let count = 2 + prng.below(3) as usize;
+        let delay = MS / 10 * prng.between(1, 60);
+        let workers = 1 + prng.below(3) as usize;
+        let tokens = prng.chance(35);
         let mut world = Self {
             plan,
-            agenda,
+            queue,
             network: Network::new(count, delay),
             host: Host::new(clock, workers, tokens),
             clock_set_back: 0,
@@ -221,34 +221,34 @@ impl World {
             clients: Vec::new(),
             history: History::default(),
             troubled: true,
-            tally: RunStats::default(),
-            disk: MS / 10 * dice.between(1, 50),
+            stats: RunStats::default(),
+            disk: MS / 10 * prng.between(1, 50),
             clients_begun: 0,
-            deadline: DEADLINES[usize::from(dice.chance(60))],
-            dice,
+            deadline: DEADLINES[usize::from(prng.chance(60))],
+            prng,
         };
-        for place in 0..count {
+        for client_index in 0..count {
             let client = world.new_client();
             world.clients.push(client);
-            world.plan_in(world.delay(20 * MS), Event::Connect(place));
-            world.plan_in(world.delay(50 * MS), Event::Think(place));
-            world.plan_in(world.delay(60 * MS), Event::ClientTick(place));
+            world.plan_in(world.delay(20 * MS), Event::Connect(client_index));
+            world.plan_in(world.delay(50 * MS), Event::Think(client_index));
+            world.plan_in(world.delay(60 * MS), Event::ClientTick(client_index));
         }
         world.host.start(0);
         world.plan_in(MS, Event::HostTick(0));
         world.plan_in(3 * SECOND, Event::Reap);
-        let first = world.dice.between(MS, 2 * SECOND);
+        let first = world.prng.between(MS, 2 * SECOND);
         world.plan_in(first, Event::Fault);
         world
     }
 
     fn new_client(&mut self) -> Client {
         self.clients_begun += 1;
-        let mut dice = self.dice.split();
+        let mut prng = self.prng.split();
         let (token, expires) = self
-            .new_token(&mut dice)
+            .new_token(&mut prng)
             .map_or((None, None), |(token, expires)| (Some(token), expires));
-        let mut client = Client::new(self.clients_begun, dice, self.agenda.now, token);
+        let mut client = Client::new(self.clients_begun, prng, self.queue.now, token);
         client.expires = expires;
         client
     }
@@ -258,34 +258,38 @@ impl World {
         most / 2
     }
 
-    /// Runs to the end and says what it was.
+    /// Runs to the end, and answers what it was.
     pub fn run(mut self) -> Result<RunStats, Failure> {
-        let mend = self.dice.between(10, 40) * SECOND;
+        let mend = self.prng.between(10, 40) * SECOND;
         self.plan_at(mend, Event::Mend);
         self.run_until(TIME_MAX, |world| {
             !world.troubled && world.history.records.len() >= world.plan.calls
         });
         self.finish();
-        match self.agenda.failure.take() {
+        match self.queue.failure.take() {
             Some(failure) => Err(failure),
-            None => Ok(self.tally),
+            None => Ok(self.stats),
         }
     }
 
     fn is_postponed(&self, event: &Event) -> bool {
         match event {
             Event::ToClient(wire, _) | Event::ClientLoses(wire) => {
-                let place = self.network.wires.get(wire).map(|wire| wire.client);
-                place.is_some_and(|place| self.clients[place].stopped_until > self.agenda.now)
+                let client_index = self.network.wires.get(wire).map(|wire| wire.client);
+                client_index.is_some_and(|client_index| {
+                    self.clients[client_index].stopped_until > self.queue.now
+                })
             }
-            Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
-                self.clients[*place].stopped_until > self.agenda.now
+            Event::ClientTick(client_index)
+            | Event::Think(client_index)
+            | Event::Connect(client_index) => {
+                self.clients[*client_index].stopped_until > self.queue.now
             }
             Event::ToHost(..)
             | Event::HostTick(_)
             | Event::Accept(_)
             | Event::HostLoses(_)
-            | Event::Reap => self.host_stopped_until > self.agenda.now,
+            | Event::Reap => self.host_stopped_until > self.queue.now,
             _ => false,
         }
     }
@@ -299,7 +303,7 @@ impl World {
             if !state.host_open {
                 continue;
             }
-            let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Down, self.queue.now, &mut self.prng);
             match out {
                 Out::Frames(bytes) => self.plan_at(at, Event::ToClient(wire, bytes)),
                 Out::Close => {
@@ -310,8 +314,8 @@ impl World {
         }
         if self.host.is_dirty() && !self.sync_planned {
             self.sync_planned = true;
-            let slow = if self.troubled && self.dice.chance(1) { 500 } else { 1 };
-            let after = self.dice.between(self.disk / 4, self.disk * 2) * slow;
+            let slow = if self.troubled && self.prng.chance(1) { 500 } else { 1 };
+            let after = self.prng.between(self.disk / 4, self.disk * 2) * slow;
             self.plan_in(after, Event::Synced(self.start));
         }
         self.notice_expired();
@@ -323,7 +327,7 @@ impl World {
         }
         self.start += 1;
         self.sync_planned = false;
-        self.host.start(self.agenda.now);
+        self.host.start(self.queue.now);
         self.say(|| "node: starts".into());
         self.plan_in(MS, Event::HostTick(self.start));
         self.after_host();

@@ -21,14 +21,14 @@ const STAYS: Nanos = 5 * SECOND;
 
 impl ClusterRun {
     pub(super) fn rename_without_one(&mut self) {
-        let table = self.newest();
-        let members: Vec<NodeId> = table.map.members().iter().map(|member| member.id).collect();
-        if members.len() < 3 || self.agenda.failure.is_some() {
+        let placement = self.newest();
+        let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
+        if members.len() < 3 || self.queue.failure.is_some() {
             return;
         }
-        let away = *self.dice.pick(&members).expect("there are members");
+        let away = *self.prng.pick(&members).expect("there are members");
         let name = |number: usize| Name::new(format!("away-{number}").as_bytes()).expect("a name");
-        let is_own = |name: &Name| table.owner_of(1, name.as_bytes()).id == away;
+        let is_own = |name: &Name| placement.owner_of(1, name.as_bytes()).id == away;
         let (mut own, mut others) =
             ((0..1000).map(name).filter(is_own), (0..1000).map(name).filter(|name| !is_own(name)));
         let (Some(from), Some(to), Some(file)) = (others.next(), others.next(), own.next()) else {
@@ -50,34 +50,36 @@ impl ClusterRun {
                 self.cuts.insert(way, Nanos::MAX);
             }
         }
-        // A member that starts knows no directory, and asks the owner of the root for it.
-        if table.owner_of(0, b"").id != away && self.dice.chance(50) {
+        // A member that starts has no directory in its replica, and requests the root's from its
+        // owner.
+        if placement.owner_of(0, b"").id != away && self.prng.chance(50) {
             self.restart_all_but(away);
         }
-        let begun = self.agenda.now;
+        let begun = self.queue.now;
         let renamed = self.observe(Op::Rename(at(&from), at(&to), RenameFlags::default()));
-        if !matches!(renamed, Some(Ok(Answer::Renamed { .. }))) || self.agenda.now - begun > RENAMES
+        if !matches!(renamed, Some(Ok(Answer::Renamed { .. }))) || self.queue.now - begun > RENAMES
         {
-            let took = (self.agenda.now - begun) / MS;
+            let took = (self.queue.now - begun) / MS;
             return self.fail(format!(
                 "a rename without node {away}, which is not needed: {renamed:?} after {took} ms"
             ));
         }
-        // The history tells whether the answer may be given.
+        // The history shows whether the answer may be given.
         self.call(0, Request { creds: Creds::root(), op: Op::Lookup(below.clone()) });
-        let until = self.agenda.now + STAYS;
+        let until = self.queue.now + STAYS;
         self.run_until(until, |world| !world.clients[0].waits());
         self.say(|| format!("network: {away} is connected"));
         self.cuts.clear();
-        let until = self.agenda.now + super::finish::REST_MAX;
+        let until = self.queue.now + super::finish::REST_MAX;
         self.run_until(until, |world| !world.clients[0].waits());
         self.observe(Op::Lookup(below));
     }
 
     /// Processes start again at once, and have forgotten what they promised.
     fn restart_all_but(&mut self, away: NodeId) {
-        let (now, table) = (self.agenda.now, self.newest());
-        for node in table.map.members().iter().map(|member| member.id).filter(|node| *node != away)
+        let (now, placement) = (self.queue.now, self.newest());
+        for node in
+            placement.map.members().iter().map(|member| member.id).filter(|node| *node != away)
         {
             self.say(|| format!("node {node}: starts again"));
             self.host(node).kill(None, now);

@@ -25,22 +25,23 @@ const SETTLES: Nanos = 5 * SECOND;
 
 /// A client.
 pub struct Caller {
-    /// What it knows.
+    /// The map that it has.
     pub client: Client,
     /// Its copy of the placement map.
     pub placement: PlacementMap,
     /// What it waits for.
     pub waiting: Option<Waiting>,
-    /// What it asks next, if it knows: the home of a file that it has been told does not exist.
+    /// The inode of its next call, if it has one: the home of a file that does not exist by the
+    /// answer that it got.
     pub next: Option<Request>,
-    /// That is what it asks.
-    pub asks_home: bool,
+    /// That is its next call.
+    pub goes_home: bool,
     /// What it has open, and where.
     pub opens: BTreeMap<(NodeId, InodeId), Held>,
-    /// Members that have a session of it: the start that knows all of it.
+    /// Members that have a session of it, and the start that has it.
     pub sessions: BTreeMap<NodeId, u64>,
-    /// The start that it has told, or is telling, what it had open: what earlier ones say it does
-    /// not hear any more.
+    /// The start that has, or is getting, its claims of opens: answers of earlier starts do not
+    /// reach it any more.
     pub connected: BTreeMap<NodeId, u64>,
     deadline: Nanos,
     /// The member that gives it numbers for objects.
@@ -57,13 +58,13 @@ pub struct Waiting {
     /// Its number, which no other call of any client has.
     number: u64,
     pub request: Request,
-    /// The member that is asked.
+    /// The member that gets the call.
     pub at: NodeId,
     /// The start of that member to which it was sent first.
     pub first_sent: u64,
     /// When.
-    asked_at: Nanos,
-    /// It was misdirected, and is asked again under another number.
+    begun_at: Nanos,
+    /// It was misdirected, and is sent again under another number.
     pub misdirected: bool,
 }
 
@@ -77,19 +78,19 @@ impl Caller {
 impl ClusterRun {
     pub(super) fn new_client(&mut self) -> Caller {
         self.clients_begun += 1;
-        let dice = self.dice.split();
-        let client = Client::new(self.clients_begun, dice, self.agenda.now, None);
-        let deadline = self.dice.between(50 * MS, 3 * SECOND);
+        let prng = self.prng.split();
+        let client = Client::new(self.clients_begun, prng, self.queue.now, None);
+        let deadline = self.prng.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
-        let placement = self.some_table();
-        let gives = *self.dice.pick(&staying(&placement)).expect("there are members");
-        let lazy = if self.dice.chance(30) { 80 } else { self.dice.below(40) };
+        let placement = self.some_map();
+        let gives = *self.prng.pick(&staying(&placement)).expect("there are members");
+        let lazy = if self.prng.chance(30) { 80 } else { self.prng.below(40) };
         Caller {
             client,
             placement,
             waiting: None,
             next: None,
-            asks_home: false,
+            goes_home: false,
             opens: BTreeMap::new(),
             sessions: BTreeMap::new(),
             connected: BTreeMap::new(),
@@ -101,83 +102,92 @@ impl ClusterRun {
 
     pub(super) fn pick_host(&mut self) -> NodeId {
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
-        *self.dice.pick(&nodes).expect("there are nodes")
+        *self.prng.pick(&nodes).expect("there are nodes")
     }
 
-    pub(super) fn think(&mut self, place: usize) {
-        if self.clients[place].waits() || self.history.records.len() >= self.plan.calls {
+    pub(super) fn think(&mut self, client_index: usize) {
+        if self.clients[client_index].waits() || self.history.records.len() >= self.plan.calls {
             return;
         }
-        let client = &mut self.clients[place].client;
-        if client.objects.len() > 1 && client.dice.chance(10) {
+        let client = &mut self.clients[client_index].client;
+        if client.objects.len() > 1 && client.prng.chance(10) {
             let done = client.objects.remove(0);
             self.objects_done(&[done]);
         }
-        let caller = &mut self.clients[place];
+        let caller = &mut self.clients[client_index];
         let next = caller.next.take();
-        caller.asks_home = next.is_some();
-        let request = next.or_else(|| self.move_out(place));
+        caller.goes_home = next.is_some();
+        let request = next.or_else(|| self.move_out(client_index));
         let bias = self.bias;
-        let wish =
-            |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, bias);
-        let request = request.unwrap_or_else(|| wish(self));
-        self.call(place, request);
+        let action = |world: &mut Self| {
+            workload::cluster_action(&mut world.clients[client_index].client, bias)
+        };
+        let request = request.unwrap_or_else(|| action(self));
+        self.call(client_index, request);
     }
 
-    /// A client asks something.
-    pub(super) fn call(&mut self, place: usize, request: Request) {
-        let (held, at) = (self.held(place, &request.op), self.member_for(place, &request.op));
-        let record = self.history.ask(place, request.clone(), held);
-        self.ask_at(place, record, request, at);
+    /// A client begins a call.
+    pub(super) fn call(&mut self, client_index: usize, request: Request) {
+        let (held, at) =
+            (self.held(client_index, &request.op), self.member_for(client_index, &request.op));
+        let record = self.history.begin(client_index, request.clone(), held);
+        self.send_to_member(client_index, record, request, at);
     }
 
-    /// It asks a member, under a new number.
-    fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
+    /// It sends the call to a member, under a new number.
+    fn send_to_member(&mut self, client_index: usize, record: usize, request: Request, at: NodeId) {
         self.calls_sent += 1;
-        let (number, first_sent, asked_at) =
-            (self.calls_sent, self.start_for(place, at), self.agenda.now);
-        self.clients[place].waiting =
-            Some(Waiting { record, number, request, at, first_sent, asked_at, misdirected: false });
-        self.send_call(place, false);
+        let (number, first_sent, begun_at) =
+            (self.calls_sent, self.start_for(client_index, at), self.queue.now);
+        self.clients[client_index].waiting =
+            Some(Waiting { record, number, request, at, first_sent, begun_at, misdirected: false });
+        self.send_call(client_index, false);
     }
 
-    fn send_call(&mut self, place: usize, retry: bool) {
-        let caller = &self.clients[place];
+    fn send_call(&mut self, client_index: usize, retry: bool) {
+        let caller = &self.clients[client_index];
         let Some(Waiting { record, number, request, at: node, .. }) = caller.waiting.clone() else {
             return;
         };
         let (client, deadline) = (caller.client.id, caller.deadline);
-        self.plan_in(deadline, Event::Impatient(place, number));
+        self.plan_in(deadline, Event::Impatient(client_index, number));
         let numbered = request.op.is_numbered();
-        let zombie = self.start_for(place, node);
+        let zombie = self.start_for(client_index, node);
         if zombie != self.hosts[&node].started() {
             if !self.hosts[&node].zombie.as_ref().is_some_and(|zombie| zombie.cuts.contains(&0)) {
                 self.say(|| {
-                    format!("client {place} → {node} (zombie): call {record}: {:?}", request.op)
+                    format!(
+                        "client {client_index} → {node} (zombie): call {record}: {:?}",
+                        request.op
+                    )
                 });
                 let origin = numbered.then_some(Origin { client, seq: number, retry });
                 let after = self.delay();
                 self.plan_in(
                     after,
-                    Event::Zombie(node, zombie, ZombieEvent::Call(place, number, request, origin)),
+                    Event::Zombie(
+                        node,
+                        zombie,
+                        ZombieEvent::Call(client_index, number, request, origin),
+                    ),
                 );
             }
             return;
         }
-        let welcome = self.is_welcome(place, node);
+        let welcome = self.is_welcome(client_index, node);
         if numbered && !welcome {
             return;
         }
-        self.say(|| format!("client {place} → {node}: call {record}: {:?}", request.op));
+        self.say(|| format!("client {client_index} → {node}: call {record}: {:?}", request.op));
         let start = self.hosts[&node].started();
         self.carry(0, node, |world, after| {
             let request = request.clone();
             let call = match numbered {
                 true => {
                     let origin = Origin { client, seq: number, retry };
-                    Event::SessionCall(node, start, place, request, origin)
+                    Event::SessionCall(node, start, client_index, request, origin)
                 }
-                false => Event::Call(node, place, number, request),
+                false => Event::Call(node, client_index, number, request),
             };
             world.plan_in(after, call);
         });
@@ -185,42 +195,42 @@ impl ClusterRun {
 
     /// A call was misdirected: it goes to the member that leads it by the table that the client has
     /// by now.
-    pub(super) fn ask_again(&mut self, place: usize, number: u64) {
-        let waiting = self.clients[place].waiting.clone();
+    pub(super) fn try_again(&mut self, client_index: usize, number: u64) {
+        let waiting = self.clients[client_index].waiting.clone();
         let Some(Waiting { record, request, .. }) =
             waiting.filter(|waiting| waiting.number == number)
         else {
             return;
         };
-        let at = self.member_for(place, &request.op);
-        self.ask_at(place, record, request, at);
+        let at = self.member_for(client_index, &request.op);
+        self.send_to_member(client_index, record, request, at);
     }
 
     pub(super) fn reply(
         &mut self,
         (node, start, table): (NodeId, u64, u64),
-        place: usize,
+        client_index: usize,
         number: u64,
         reply: Reply,
     ) {
-        self.hear_of_version(place, node, table);
-        let caller = &mut self.clients[place];
+        self.note_version(client_index, node, table);
+        let caller = &mut self.clients[client_index];
         let over = caller.connected.get(&node).is_some_and(|connected| *connected > start);
         let waits =
             |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
-        self.say(|| format!("client {place}: call {record}: {reply:?}"));
+        self.say(|| format!("client {client_index}: call {record}: {reply:?}"));
         if let Err(Outcome::Misdirected { .. }) = &reply {
-            self.tally.misdirected += 1;
-            self.clients[place].waiting = Some(Waiting { misdirected: true, ..waiting });
-            let after = self.dice.between(5 * MS, 100 * MS);
-            return self.plan_in(after, Event::AskAgain(place, number));
+            self.stats.misdirected += 1;
+            self.clients[client_index].waiting = Some(Waiting { misdirected: true, ..waiting });
+            let after = self.prng.between(5 * MS, 100 * MS);
+            return self.plan_in(after, Event::TryAgain(client_index, number));
         }
         if is_no_answer(&reply) {
-            // The store of another node failed, which had a part in it: the caller hears so, and
-            // the call did nothing.
-            return self.plan_in(MS, Event::Think(place));
+            // The store of another node failed, which had a part in it: the caller gets that error,
+            // and the call did nothing.
+            return self.plan_in(MS, Event::Think(client_index));
         }
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
@@ -232,45 +242,45 @@ impl ClusterRun {
         }
         if let Err(Outcome::Failed(why)) = &reply
             && why.errno == libc::ETIMEDOUT
-            && self.mended.is_some_and(|mended| mended + SETTLES <= waiting.asked_at)
+            && self.healed_at.is_some_and(|healed_at| healed_at + SETTLES <= waiting.begun_at)
         {
             return self.fail(format!("call {record}, {:?}, fails in peace: {why}", request.op));
         }
         if let Ok(Answer::Objects { first, count }) = &reply {
             self.objects_given(*first..*first + u64::from(*count));
         }
-        self.clients[place].client.learn(record, &request.op, &reply);
-        self.note_opens(place, &waiting, &reply);
-        self.history.hear(record, reply);
-        let after = self.dice.between(0, 20 * MS);
-        self.plan_in(after, Event::Think(place));
+        self.clients[client_index].client.learn(record, &request.op, &reply);
+        self.note_opens(client_index, &waiting, &reply);
+        self.history.finish(record, reply);
+        let after = self.prng.between(0, 20 * MS);
+        self.plan_in(after, Event::Think(client_index));
     }
 
-    pub(super) fn impatient(&mut self, place: usize, number: u64) {
-        let waits = self.clients[place].waiting.as_ref();
+    pub(super) fn impatient(&mut self, client_index: usize, number: u64) {
+        let waits = self.clients[client_index].waiting.as_ref();
         if waits.is_none_or(|waiting| waiting.number != number || waiting.misdirected) {
             return;
         }
-        if self.troubled && self.dice.chance(3) {
-            self.say(|| format!("client {place}: dies"));
-            let objects = self.clients[place].client.objects.clone();
+        if self.troubled && self.prng.chance(3) {
+            self.say(|| format!("client {client_index}: dies"));
+            let objects = self.clients[client_index].client.objects.clone();
             self.plan_in(LINGERS, Event::Done(objects));
-            self.bury(place);
+            self.bury(client_index);
             let mut caller = self.new_client();
             // It may have had a look around before.
-            caller.client.known.clone_from(&self.clients[place].client.known);
-            self.clients[place] = caller;
-            return self.plan_in(MS, Event::Think(place));
+            caller.client.seen_inodes.clone_from(&self.clients[client_index].client.seen_inodes);
+            self.clients[client_index] = caller;
+            return self.plan_in(MS, Event::Think(client_index));
         }
         // A member that is not there any more answers nothing.
-        let at = self.clients[place].waiting.as_ref().map_or(0, |waiting| waiting.at);
+        let at = self.clients[client_index].waiting.as_ref().map_or(0, |waiting| waiting.at);
         if self.hosts.get(&at).is_none_or(|host| host.lost) {
-            let (client, from) = (self.clients[place].client.id, self.coordinator());
-            self.learn_table(place, client, from);
-            self.plan_in(SECOND, Event::Impatient(place, number));
-            return self.ask_again(place, number);
+            let (client, from) = (self.clients[client_index].client.id, self.coordinator());
+            self.learn_map(client_index, client, from);
+            self.plan_in(SECOND, Event::Impatient(client_index, number));
+            return self.try_again(client_index, number);
         }
-        self.tally.retries += 1;
-        self.send_call(place, true);
+        self.stats.retries += 1;
+        self.send_call(client_index, true);
     }
 }

@@ -10,10 +10,10 @@ use crate::network::MS;
 
 impl ClusterRun {
     /// Something goes wrong, and then something else.
-    pub(super) fn trouble(&mut self) {
+    pub(super) fn inject_fault(&mut self) {
         if self.troubled {
             self.fault();
-            let after = self.dice.pause();
+            let after = self.prng.pause();
             self.plan_in(after, Event::Fault);
         }
     }
@@ -24,15 +24,15 @@ impl ClusterRun {
             return;
         }
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
-        let node = *self.dice.pick(&nodes).expect("there are nodes");
-        match self.dice.below(13) {
+        let node = *self.prng.pick(&nodes).expect("there are nodes");
+        match self.prng.below(13) {
             0..=4 => self.crash(node),
             5..=8 => self.cut(node),
             9 => self.stop(node),
             // Two things at once.
             10 => {
                 self.cut(node);
-                let other = *self.dice.pick(&nodes).expect("there are nodes");
+                let other = *self.prng.pick(&nodes).expect("there are nodes");
                 self.crash(other);
             }
             11 => self.jump_clock(),
@@ -42,24 +42,24 @@ impl ClusterRun {
 
     /// Now and then a change of the table loses one of the members that say something about it.
     pub(super) fn fault_in_change(&mut self, from: NodeId, to: NodeId) {
-        if self.troubled && self.dice.chance(1) {
+        if self.troubled && self.prng.chance(1) {
             let (node, after) =
-                (*self.dice.pick(&[from, to]).expect("two"), self.dice.between(0, 20 * MS));
+                (*self.prng.pick(&[from, to]).expect("two"), self.prng.between(0, 20 * MS));
             self.plan_in(after, Event::Crash(node));
         }
     }
 
     /// A member's store gives no answer any more: what was not synced may be in it or not. The
-    /// process says what it makes of that, and ends.
+    /// process sends what it makes of that, and ends.
     fn fail_store(&mut self, node: NodeId) {
-        let now = self.agenda.now;
+        let now = self.queue.now;
         if !self.host(node).fail_store(now) {
             return;
         }
         self.say(|| format!("node {node}: its store answers no more"));
-        self.tally.stores_failed += 1;
+        self.stats.stores_failed += 1;
         self.after(node);
-        let (start, after) = (self.hosts[&node].started(), self.dice.between(0, 100 * MS));
+        let (start, after) = (self.hosts[&node].started(), self.prng.between(0, 100 * MS));
         self.plan_in(after, Event::Failed(node, start));
     }
 
@@ -69,13 +69,13 @@ impl ClusterRun {
         if !self.hosts[&node].is_up(start) {
             return;
         }
-        let (now, keep) = (self.agenda.now, self.dice.below(101));
+        let (now, keep) = (self.queue.now, self.prng.below(101));
         self.say(|| {
             format!("node {node}: ends, {keep} % of what it had no answer to is in its store")
         });
         self.host(node).kill(Some(keep), now);
-        self.host(node).elsewhere = self.shared && self.dice.chance(50);
-        let after = self.dice.downtime();
+        self.host(node).elsewhere = self.shared && self.prng.chance(50);
+        let after = self.prng.downtime();
         self.plan_in(after, Event::Start(node));
     }
 
@@ -83,42 +83,42 @@ impl ClusterRun {
         if self.hosts[&node].member().is_none() || self.hosts[&node].has_failed() {
             return;
         }
-        let keep = self.dice.crash();
-        self.tally.crashes += 1;
+        let keep = self.prng.crash();
+        self.stats.crashes += 1;
         self.say(|| match keep {
             None => format!("node {node}: crashes"),
             Some(keep) => format!("node {node}: crashes, {keep} % of what was not synced stays"),
         });
-        let now = self.agenda.now;
-        if self.shared && self.dice.chance(15) {
+        let now = self.queue.now;
+        if self.shared && self.prng.chance(15) {
             let start = self.hosts[&node].started();
             self.host(node).give_up_lease(now);
-            self.host(node).elsewhere = self.dice.chance(50);
+            self.host(node).elsewhere = self.prng.chance(50);
             return self.plan_in(RESTART_MIN, Event::End(node, start));
         }
-        if self.shared && self.dice.chance(60) {
+        if self.shared && self.prng.chance(60) {
             self.haunt(node);
-        } else if keep.is_none() && self.dice.chance(50) {
+        } else if keep.is_none() && self.prng.chance(50) {
             self.say(|| format!("node {node}: is only presumed to have crashed"));
-            self.tally.ghosts += 1;
+            self.stats.ghosts += 1;
             self.host(node).haunt(now);
         } else {
             self.host(node).kill(keep, now);
-            self.host(node).elsewhere = self.shared && self.dice.chance(50);
+            self.host(node).elsewhere = self.shared && self.prng.chance(50);
         }
-        let after = self.dice.downtime();
+        let after = self.prng.downtime();
         self.plan_in(after, Event::Start(node));
     }
 
     /// Cuts a node off from some or all, one way or both.
     fn cut(&mut self, node: NodeId) {
-        let until = self.agenda.now + self.dice.span();
-        let ways = self.dice.below(3);
+        let until = self.queue.now + self.prng.span();
+        let ways = self.prng.below(3);
         let mut others: Vec<NodeId> =
             self.hosts.keys().copied().filter(|other| *other != node).collect();
         others.push(0);
-        if self.dice.chance(50) {
-            let one = *self.dice.pick(&others).expect("there are others");
+        if self.prng.chance(50) {
+            let one = *self.prng.pick(&others).expect("there are others");
             others = vec![one];
         }
         self.say(|| format!("network: {node} and {others:?} cut ({ways}) until {} ms", until / MS));
@@ -133,22 +133,22 @@ impl ClusterRun {
     }
 
     fn stop(&mut self, node: NodeId) {
-        let until = self.agenda.now + self.dice.span();
+        let until = self.queue.now + self.prng.span();
         self.say(|| format!("node {node}: stops until {} ms", until / MS));
         self.host(node).stopped_until = until;
     }
 
     fn jump_clock(&mut self) {
-        let by = self.dice.between(-20, 20) * SECOND;
+        let by = self.prng.between(-20, 20) * SECOND;
         self.say(|| format!("the wall clocks jump by {} s", by / SECOND));
-        self.agenda.clock.advance(by);
+        self.queue.clock.advance(by);
     }
 
     pub(super) fn start(&mut self, node: NodeId) {
         if self.hosts[&node].member().is_some() || self.hosts[&node].lost {
             return;
         }
-        let (now, earliest) = (self.agenda.now, self.hosts[&node].rests_until());
+        let (now, earliest) = (self.queue.now, self.hosts[&node].rests_until());
         if now < earliest {
             return self.plan_at(earliest, Event::Start(node));
         }
@@ -160,10 +160,10 @@ impl ClusterRun {
     }
 
     /// The faults are over: everything runs and is connected.
-    pub(super) fn mend(&mut self) {
+    pub(super) fn heal(&mut self) {
         self.say(|| "the faults are over".into());
         self.troubled = false;
-        self.mended = Some(self.agenda.now);
+        self.healed_at = Some(self.queue.now);
         self.cuts.clear();
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         for node in nodes {

@@ -31,26 +31,26 @@ impl ClusterRun {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.change_once_more();
-        self.look_around();
-        self.look_at_open_files();
+        self.observe_all();
+        self.check_open_files();
         self.say_farewell();
         self.check_objects();
         self.leave_for_good();
         self.rename_without_one();
         self.check_rows();
-        // A member that is told in time that nothing has changed need not have asked.
+        // A member that finds out in time that nothing has changed need not have sent a request.
         let timed_out = |record: &Record| {
-            let reply = record.heard.as_ref().map(|(_, reply)| reply);
+            let reply = record.answered.as_ref().map(|(_, reply)| reply);
             matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
         };
         self.history.records.retain(|record| !timed_out(record));
         let history = std::mem::take(&mut self.history);
-        self.tally = self.judge(&history, self.tally);
+        self.stats = self.judge(&history, self.stats);
     }
 
     fn is_at_rest(&self) -> bool {
         self.clients.iter().all(|caller| !caller.waits())
-            && self.tables_rest()
+            && self.maps_rest()
             && self.leaving.is_idle()
             && self.hosts.values().filter(|host| !host.lost).all(|host| {
                 host.engine().appended() == host.engine().durable()
@@ -63,11 +63,12 @@ impl ClusterRun {
     fn come_to_rest(&mut self) {
         // No new calls.
         self.plan.calls = 0;
-        let until = self.agenda.now + REST_MAX;
+        let until = self.queue.now + REST_MAX;
         self.run_until(until, Self::is_at_rest);
-        if self.agenda.failure.is_none() && !self.is_at_rest() {
-            let waiting: Vec<usize> =
-                (0..self.clients.len()).filter(|place| self.clients[*place].waits()).collect();
+        if self.queue.failure.is_none() && !self.is_at_rest() {
+            let waiting: Vec<usize> = (0..self.clients.len())
+                .filter(|client_index| self.clients[*client_index].waits())
+                .collect();
             let busy: Vec<_> = self
                 .hosts
                 .iter()
@@ -86,10 +87,10 @@ impl ClusterRun {
     }
 
     /// Looks at the whole tree, as a client that nothing happens to.
-    fn look_around(&mut self) {
+    fn observe_all(&mut self) {
         let mut dirs = vec![ROOT];
         while let Some(dir) = dirs.pop() {
-            if self.agenda.failure.is_some() {
+            if self.queue.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
@@ -112,13 +113,13 @@ impl ClusterRun {
         }
     }
 
-    /// The first client asks, and hears.
+    /// The first client makes a call, and gets the answer.
     pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
         let record = self.history.records.len();
         self.call(0, Request { creds: Creds::root(), op });
-        let until = self.agenda.now + REST_MAX;
+        let until = self.queue.now + REST_MAX;
         self.run_until(until, |world| !world.clients[0].waits());
-        let reply = self.history.records[record].heard.as_ref().map(|(_, reply)| reply.clone());
+        let reply = self.history.records[record].answered.as_ref().map(|(_, reply)| reply.clone());
         if reply.is_none() {
             self.fail("a call after the end of all faults has no answer");
         }
@@ -128,10 +129,10 @@ impl ClusterRun {
     /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no
     /// transaction or lock left, and together a volume that is sound.
     fn check_rows(&mut self) {
-        if self.agenda.failure.is_some() {
+        if self.queue.failure.is_some() {
             return;
         }
-        let until = self.agenda.now + REST_MAX;
+        let until = self.queue.now + REST_MAX;
         self.run_until(until, Self::is_at_rest);
         let volume = MemoryEngine::new(SyncWhen::Asked);
         let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
@@ -176,11 +177,12 @@ impl ClusterRun {
         self.check_replicas(&volume);
     }
 
-    /// What replicas hold is what the rows say, of every directory that anybody has seen.
+    /// The replicas hold what the rows have, of every directory that a client has seen.
     fn check_replicas(&mut self, volume: &MemoryEngine) {
         let mut dirs: BTreeMap<InodeId, Option<Known>> = BTreeMap::new();
         for record in &self.history.records {
-            if let Some((_, Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)))) = &record.heard
+            if let Some((_, Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)))) =
+                &record.answered
                 && inode.kind == Kind::Dir
             {
                 dirs.insert(inode.ino, None);
@@ -207,7 +209,7 @@ impl ClusterRun {
                     let why = format!(
                         "node {node} believes {known:?} of directory {ino}, which is {dir:?}"
                     );
-                    self.agenda.failure.get_or_insert(Failure(why));
+                    self.queue.failure.get_or_insert(Failure(why));
                 }
             }
         }

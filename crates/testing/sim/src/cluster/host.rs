@@ -29,7 +29,7 @@ pub type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
 /// Numbers of objects in use.
 type Used = Arc<Mutex<BTreeSet<ObjectId>>>;
 
-/// Objects to delete, and in which start the process was told so.
+/// Objects to delete, and in which start the process was told to.
 pub type Free = Arc<Mutex<Vec<(u64, Vec<ObjectId>)>>>;
 
 /// See the module's header.
@@ -38,16 +38,15 @@ pub struct Host {
     clock: Arc<ManualClock>,
     config: ClusterNodeConfig,
     member: Option<ClusterNode>,
-    /// An earlier start that was presumed dead and goes on, cut off from everybody: it gets copies
-    /// of what clients ask, and what it says reaches nobody. The engine must refuse what it
-    /// commits.
+    /// An earlier start that was presumed dead and goes on, cut off from all others: it gets copies
+    /// of the clients' calls, and its messages reach none. The engine must refuse what it commits.
     ghost: Option<ClusterNode>,
-    /// The same of a store that others can claim: it is cut off from some, or from nobody.
+    /// The same of a store that others can claim: it is cut off from some nodes, or from none.
     pub zombie: Option<Zombie>,
     /// What others can claim its store by, if they can.
     way: Option<Arc<Way>>,
-    /// Which starts of others it knows.
-    gate: HeardStarts,
+    /// The newest starts of others that it has met.
+    heard_starts: HeardStarts,
     /// The next start is on another machine, which does not know whether the last one has ended.
     pub elsewhere: bool,
     /// Commits of ghosts that the engine refused.
@@ -59,7 +58,7 @@ pub struct Host {
     sync_planned: bool,
     /// Its store answers no more, and its process is about to end.
     failed: bool,
-    /// When it says what it has to say is planned.
+    /// When its next messages are planned to leave.
     speaks: bool,
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
@@ -76,11 +75,11 @@ pub struct Host {
     leases: LeaseStats,
 }
 
-/// What a store that has failed says. A client that hears it knows no more than one that hears
-/// nothing.
+/// The answer of a store that has failed. A client that gets it can conclude no more than one that
+/// gets none.
 const NO_ANSWER: &str = "the store gave no answer";
 
-/// Whether a request failed as nobody knows what became of it.
+/// Whether a request failed so that its outcome cannot be told.
 pub fn is_no_answer(reply: &Reply) -> bool {
     matches!(reply, Err(Outcome::Failed(why)) if why.reason.contains(NO_ANSWER))
 }
@@ -123,7 +122,7 @@ impl Host {
             ghost: None,
             zombie: None,
             way: None,
-            gate: HeardStarts::default(),
+            heard_starts: HeardStarts::default(),
             elsewhere: false,
             refused: Arc::default(),
             start: 0,
@@ -159,7 +158,7 @@ impl Host {
         let member = ClusterNode::open(engine, self.clock.clone(), config, now);
         let mut member = member.expect("a sound volume");
         let (me, used) = (self.config.me, self.used.clone());
-        // Each node knows of the numbers that it gave.
+        // Each node has a record of the numbers that it gave.
         let gave = move |object| giver_of(object) == me;
         member.set_object_users(Box::new(move |object| {
             gave(object) && used.lock().contains(&object)
@@ -182,13 +181,13 @@ impl Host {
         self.start
     }
 
-    /// What is known of clients' sessions.
+    /// The sessions of clients.
     pub fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock()
     }
 
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it:
-    /// `keep` says how much of it stays, in percent.
+    /// `keep` is how much of it stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>, now: Nanos) {
         self.end(now);
         self.ghost = None;
@@ -231,7 +230,7 @@ impl Host {
             replies: self.replies.clone(),
             free: self.free.clone(),
             sessions: self.sessions.clone(),
-            gate: std::mem::take(&mut self.gate),
+            heard_starts: std::mem::take(&mut self.heard_starts),
             cuts,
             stopped_until,
             sync_planned: false,
@@ -253,7 +252,7 @@ impl Host {
         }
     }
 
-    /// It says that it has ended.
+    /// It announces that it has ended.
     pub fn say_released(&mut self) {
         if let Some(member) = &mut self.member {
             member.say_released();
@@ -287,14 +286,14 @@ impl Host {
     fn end(&mut self, now: Nanos) {
         self.leases = self.leases();
         self.member = None;
-        self.gate = HeardStarts::default();
+        self.heard_starts = HeardStarts::default();
         self.ended = now;
         self.start += 1;
         self.sync_planned = false;
         self.failed = false;
         self.speaks = false;
         self.stopped_until = 0;
-        // New ones: nobody hears what a ghost still says.
+        // New ones: no client gets what a ghost still sends.
         (self.replies, self.free) = (Replied::default(), Free::default());
     }
 
@@ -303,8 +302,8 @@ impl Host {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// A ghost gets a copy of what a client asks.
-    fn ask_ghost(&mut self, request: &Request, origin: Option<Origin>, now: Nanos) {
+    /// A ghost gets a copy of a client's call.
+    fn copy_to_ghost(&mut self, request: &Request, origin: Option<Origin>, now: Nanos) {
         let Some(ghost) = &mut self.ghost else { return };
         let refused = self.refused.clone();
         let done = move |reply: Reply| {
@@ -362,7 +361,7 @@ impl Host {
         self.lost || self.member.as_ref().is_some_and(ClusterNode::has_left)
     }
 
-    /// Somebody asks for a node to be forgotten.
+    /// An operator wants a node to be forgotten.
     pub fn forget(&mut self, node: NodeId, done: Changed, now: Nanos) {
         if let Some(member) = &mut self.member {
             member.forget(node, done, now);
@@ -377,14 +376,14 @@ impl Host {
         })
     }
 
-    /// Somebody asks for another table.
+    /// An operator wants another map.
     pub fn change(&mut self, next: PlacementMap, done: Changed, now: Nanos) {
         if let Some(member) = &mut self.member {
             member.change(next, done, now);
         }
     }
 
-    /// Somebody asks for a new member's number.
+    /// An operator wants a new member's number.
     pub fn expect(&mut self, node: Announced, done: Expected, now: Nanos) {
         if let Some(member) = &mut self.member {
             member.expect(node, done, now);
@@ -400,7 +399,7 @@ impl Host {
     pub fn receive(&mut self, envelope: Envelope, epoch: u64, now: Nanos) {
         let shared = self.is_shared();
         if let Some(member) = &mut self.member
-            && (!shared || self.gate.lets_in(member, envelope.from, epoch))
+            && (!shared || self.heard_starts.lets_in(member, envelope.from, epoch))
         {
             member.receive(envelope, now);
         }
@@ -413,14 +412,14 @@ impl Host {
 
     /// A client's call that is not numbered arrives.
     pub fn submit(&mut self, client: usize, number: u64, request: Request, now: Nanos) {
-        self.ask_ghost(&request, None, now);
+        self.copy_to_ghost(&request, None, now);
         let Some(member) = &mut self.member else { return };
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
         member.submit(request, Requester::Session(None), Box::new(done), now);
     }
 
-    /// The process asks what objects it may delete.
+    /// The process requests the objects that it may delete.
     pub fn condemn(&mut self, wall: Nanos, now: Nanos) {
         let Some(member) = &mut self.member else { return };
         let (free, start) = (self.free.clone(), self.start);
@@ -432,7 +431,7 @@ impl Host {
         member.condemn(wall, 100, Box::new(done), now);
     }
 
-    /// What it was told to delete, and in which start.
+    /// The objects that it is to delete, and the start in which it was told to.
     pub fn take_free(&mut self) -> Vec<(u64, Vec<ObjectId>)> {
         std::mem::take(&mut *self.free.lock())
     }
@@ -447,17 +446,22 @@ impl Host {
     /// A client's numbered call arrives.
     pub fn submit_in_session(
         &mut self,
-        place: usize,
+        client_index: usize,
         request: Request,
         origin: Origin,
         now: Nanos,
     ) {
-        self.ask_ghost(&request, Some(origin), now);
+        self.copy_to_ghost(&request, Some(origin), now);
         let Some(member) = &mut self.member else { return };
-        submit_in_session(member, (&self.replies, &self.sessions), (place, request, origin), now);
+        submit_in_session(
+            member,
+            (&self.replies, &self.sessions),
+            (client_index, request, origin),
+            now,
+        );
     }
 
-    /// A client says what it had open before this start.
+    /// A client claims what it had open before this start.
     pub fn claim(&mut self, client: ClientId, opens: &[Claimed], now: Nanos) {
         let Some(member) = &mut self.member else { return };
         for open in opens {
@@ -507,7 +511,7 @@ impl Host {
         self.tick(now);
     }
 
-    /// The start in which something waits to be synced and nobody has planned it.
+    /// The start in which something waits to be synced without a planned sync.
     pub fn wants_sync(&mut self) -> Option<u64> {
         let dirty = self.member.is_some()
             && !self.failed
@@ -517,21 +521,21 @@ impl Host {
         wants.then_some(self.start)
     }
 
-    /// The start in which it may have something to say, and nobody has planned when.
+    /// The start in which it may have messages without a planned time for them.
     pub fn wants_to_speak(&mut self) -> Option<u64> {
         let wants = self.member.is_some() && !self.speaks;
         self.speaks |= wants;
         wants.then_some(self.start)
     }
 
-    /// What the member has said to others.
+    /// The member's messages to others.
     pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
         self.speaks = false;
         self.member.as_mut().map_or_else(Vec::new, ClusterNode::take_outbox)
     }
 
-    /// What it has answered clients; what is known to have failed with its store nobody hears, as
-    /// it ends.
+    /// The member's answers to clients; those that failed with its store reach no client, as it
+    /// ends.
     pub fn take_replies(&mut self) -> Vec<(usize, u64, Reply)> {
         let replies = std::mem::take(&mut *self.replies.lock());
         replies.into_iter().filter(|(.., reply)| !(self.failed && is_no_answer(reply))).collect()

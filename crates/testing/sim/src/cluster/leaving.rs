@@ -1,10 +1,10 @@
 //! Members that leave in mid-run, and clients that move out of them; nodes that were announced or
 //! added and never come.
 //!
-//! A client that knows that a member is leaving opens elsewhere what it has open there and then
+//! A client with a map in which a member is leaving opens elsewhere what it has open there and then
 //! releases it, one call after the other, and stops using object numbers of that member. The member
-//! itself counts opens; its process knows which clients have numbers of it or wait for an answer,
-//! and that keeps it from leaving.
+//! itself counts opens; its process has the list of clients with numbers of it or a call open, and
+//! that keeps it from leaving.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ const FLAGS: OpenFlags = OpenFlags {
 };
 
 /// Time between two questions about a node that is to be forgotten.
-const ASK_AGAIN: Nanos = SECOND;
+const TRY_AGAIN: Nanos = SECOND;
 
 /// Members that clients still need.
 pub type Needed = Arc<Mutex<BTreeSet<NodeId>>>;
 
-/// What the coordinator says of nodes that were to be forgotten.
+/// The coordinator's answers about nodes that were to be forgotten.
 type Forgotten = Arc<Mutex<Vec<(NodeId, FsResult<()>)>>>;
 
 /// What is under way about members that leave.
@@ -52,7 +52,7 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Whether nobody is being forgotten.
+    /// Whether no node is being forgotten.
     pub fn is_idle(&self) -> bool {
         self.forgetting.is_empty()
     }
@@ -64,20 +64,20 @@ pub fn giver_of(object: ObjectId) -> NodeId {
     (object / OBJECT_BLOCK % u64::from(NODES_MAX)) as NodeId
 }
 
-fn is_staying(table: &PlacementMap, node: NodeId) -> bool {
-    table.map.member(node).is_some() && !table.is_leaving(node) && !table.is_idle(node)
+fn is_staying(placement: &PlacementMap, node: NodeId) -> bool {
+    placement.map.member(node).is_some() && !placement.is_leaving(node) && !placement.is_idle(node)
 }
 
 /// Members that serve clients and are there to stay.
-pub fn staying(table: &PlacementMap) -> Vec<NodeId> {
-    let members = table.serving().map(|member| member.id);
-    members.filter(|node| !table.is_leaving(*node)).collect()
+pub fn staying(placement: &PlacementMap) -> Vec<NodeId> {
+    let members = placement.serving().map(|member| member.id);
+    members.filter(|node| !placement.is_leaving(*node)).collect()
 }
 
 impl ClusterRun {
     /// Notes which members clients need, for members that are about to say whether they can leave.
     pub(super) fn note_needed(&mut self) {
-        if !self.tables.on {
+        if !self.maps.on {
             return;
         }
         let mut needed = self.leaving.needed.lock();
@@ -89,54 +89,57 @@ impl ClusterRun {
     }
 
     /// The table without a member that is leaving, or one by which another member is.
-    pub(super) fn leaving_table(&mut self) -> Option<PlacementMap> {
-        let table = self.newest();
-        let stay = staying(&table);
-        if let Some(node) = self.dice.pick(&table.leaving).copied()
-            && self.dice.chance(70)
+    pub(super) fn leaving_map(&mut self) -> Option<PlacementMap> {
+        let placement = self.newest();
+        let stay = staying(&placement);
+        if let Some(node) = self.prng.pick(&placement.leaving).copied()
+            && self.prng.chance(70)
         {
-            let heir = *self.dice.pick(&stay).expect("somebody serves");
-            return Some(table.without(node, heir).expect("it owns nothing"));
+            let heir = *self.prng.pick(&stay).expect("somebody serves");
+            return Some(placement.without(node, heir).expect("it owns nothing"));
         }
-        let members = table.map.members().iter().map(|member| member.id);
+        let members = placement.map.members().iter().map(|member| member.id);
         // One stays to own what there is.
         let may = |node: &NodeId| {
-            *node != table.coordinator && !table.is_leaving(*node) && stay[..] != [*node]
+            *node != placement.coordinator && !placement.is_leaving(*node) && stay[..] != [*node]
         };
         let may: Vec<NodeId> = members.filter(may).collect();
-        let node = *self.dice.pick(&may)?;
-        let mut next = self.next_table();
+        let node = *self.prng.pick(&may)?;
+        let mut next = self.next_map();
         let owners: Vec<NodeId> = (0..1 << 14).map(|slot| next.map.owner(slot).id).collect();
-        let to = *self.dice.pick(&stay).filter(|to| **to != node)?;
+        let to = *self.prng.pick(&stay).filter(|to| **to != node)?;
         let map = kestrel_types::placement::SlotMap::new(next.map.members().to_vec(), |slot| {
             let owner = owners[usize::from(slot)];
             if owner == node { to } else { owner }
         });
         next.map = map.expect("the same members");
         Some(PlacementMap {
-            version: table.version + 1,
+            version: placement.version + 1,
             ..next.with_leaving(node).expect("it is drained")
         })
     }
 
     /// What a client has to do first, because of members that leave.
-    pub(super) fn move_out(&mut self, place: usize) -> Option<Request> {
-        let caller = &mut self.clients[place];
-        let table = &caller.placement;
-        let (stay, gone): (Vec<ObjectId>, Vec<ObjectId>) =
-            caller.client.objects.iter().partition(|object| is_staying(table, giver_of(**object)));
+    pub(super) fn move_out(&mut self, client_index: usize) -> Option<Request> {
+        let caller = &mut self.clients[client_index];
+        let placement = &caller.placement;
+        let (stay, gone): (Vec<ObjectId>, Vec<ObjectId>) = caller
+            .client
+            .objects
+            .iter()
+            .partition(|object| is_staying(placement, giver_of(**object)));
         caller.client.objects = stay;
-        let caller = &self.clients[place];
-        let table = &caller.placement;
+        let caller = &self.clients[client_index];
+        let placement = &caller.placement;
         let (_, ino) =
-            *caller.opens.keys().find(|(node, _)| table.is_leaving(*node)).unwrap_or(&(0, 0));
+            *caller.opens.keys().find(|(node, _)| placement.is_leaving(*node)).unwrap_or(&(0, 0));
         let file =
             caller.opens.iter().find(|((_, open), _)| *open == ino).map(|(_, held)| held.file());
         let elsewhere =
-            caller.opens.keys().any(|(node, open)| *open == ino && is_staying(table, *node));
+            caller.opens.keys().any(|(node, open)| *open == ino && is_staying(placement, *node));
         self.objects_done(&gone);
-        self.choose_giver(place);
-        if self.dice.chance(30) {
+        self.choose_giver(client_index);
+        if self.prng.chance(30) {
             return None;
         }
         let op = if elsewhere { Op::Release(ino) } else { Op::Open(file?, FLAGS) };
@@ -144,18 +147,18 @@ impl ClusterRun {
     }
 
     /// A client takes object numbers from a member that stays.
-    pub(super) fn choose_giver(&mut self, place: usize) {
-        let table = &self.clients[place].placement;
-        if !is_staying(table, self.clients[place].gives) {
-            let stay = staying(table);
-            self.clients[place].gives = *self.dice.pick(&stay).expect("somebody serves");
+    pub(super) fn choose_giver(&mut self, client_index: usize) {
+        let placement = &self.clients[client_index].placement;
+        if !is_staying(placement, self.clients[client_index].gives) {
+            let stay = staying(placement);
+            self.clients[client_index].gives = *self.prng.pick(&stay).expect("somebody serves");
         }
     }
 
     /// A node that was announced is never set up, or one that was set up is lost before it has
     /// joined.
     pub(super) fn lose(&mut self, node: NodeId) {
-        let now = self.agenda.now;
+        let now = self.queue.now;
         if let Some(host) = self.hosts.get_mut(&node) {
             if !host.joins() || host.member().is_none() || host.has_failed() {
                 return;
@@ -165,32 +168,32 @@ impl ClusterRun {
         }
         self.say(|| format!("node {node} is lost before it has joined"));
         self.leaving.forgetting.insert(node);
-        let after = self.dice.between(0, 5 * SECOND);
+        let after = self.prng.between(0, 5 * SECOND);
         self.plan_in(after, Event::Forget(node));
     }
 
-    /// The coordinator is asked to forget a node, until it has.
+    /// The coordinator is requested to forget a node, until it has.
     pub(super) fn forget(&mut self, node: NodeId) {
         if !self.leaving.forgetting.contains(&node) {
             return;
         }
-        let (coordinator, now, heard) =
-            (self.coordinator(), self.agenda.now, self.leaving.forgotten.clone());
-        let done = Box::new(move |result| heard.lock().push((node, result)));
+        let (coordinator, now, results) =
+            (self.coordinator(), self.queue.now, self.leaving.forgotten.clone());
+        let done = Box::new(move |result| results.lock().push((node, result)));
         self.say(|| format!("node {coordinator} is asked to forget node {node}"));
         self.host(coordinator).forget(node, done, now);
         self.after(coordinator);
-        self.plan_in(ASK_AGAIN, Event::Forget(node));
+        self.plan_in(TRY_AGAIN, Event::Forget(node));
     }
 
-    /// What the coordinator has said of that.
-    pub(super) fn hear_of_forgotten(&mut self) {
-        let heard = std::mem::take(&mut *self.leaving.forgotten.lock());
-        for (node, result) in heard {
+    /// The coordinator's answer to that.
+    pub(super) fn take_forgotten(&mut self) {
+        let results = std::mem::take(&mut *self.leaving.forgotten.lock());
+        for (node, result) in results {
             self.say(|| format!("node {node} is forgotten: {result:?}"));
             match result {
                 Ok(()) => drop(self.leaving.forgetting.remove(&node)),
-                // An earlier question was heard, and its answer lost.
+                // An earlier request was carried out, and its answer lost.
                 Err(why) if why.errno == libc::ENOENT => {
                     self.leaving.forgetting.remove(&node);
                 }
@@ -204,23 +207,23 @@ impl ClusterRun {
 
     /// Now that all clients are gone, a member that was leaving leaves.
     pub(super) fn leave_for_good(&mut self) {
-        let until = self.agenda.now + REST_MAX;
-        while self.agenda.failure.is_none() {
-            let table = self.newest();
-            let Some(node) = table.leaving.first().copied() else { return };
-            if self.agenda.now >= until {
+        let until = self.queue.now + REST_MAX;
+        while self.queue.failure.is_none() {
+            let placement = self.newest();
+            let Some(node) = placement.leaving.first().copied() else { return };
+            if self.queue.now >= until {
                 return self.fail(format!(
                     "node {node} cannot leave within {} s of peace",
                     REST_MAX / SECOND
                 ));
             }
             self.note_needed();
-            let heir = *self.dice.pick(&staying(&table)).expect("somebody serves");
-            self.ask_for(table.without(node, heir).expect("it owns nothing"));
-            let pause = self.agenda.now + 5 * SECOND;
-            self.run_until(pause, |world| world.newest().version > table.version);
-            let rests = self.agenda.now + 10 * SECOND + MS;
-            self.run_until(rests, Self::tables_rest);
+            let heir = *self.prng.pick(&staying(&placement)).expect("somebody serves");
+            self.request_map(placement.without(node, heir).expect("it owns nothing"));
+            let pause = self.queue.now + 5 * SECOND;
+            self.run_until(pause, |world| world.newest().version > placement.version);
+            let rests = self.queue.now + 10 * SECOND + MS;
+            self.run_until(rests, Self::maps_rest);
         }
     }
 }

@@ -30,9 +30,9 @@ pub const LINGERS: Nanos = 60 * SECOND;
 
 /// How long it may take until all that nothing refers to is deleted: a few of the periods after
 /// which objects are looked at again.
-const REAPED_MAX: Nanos = 200 * SECOND;
+const COLLECTED_MAX: Nanos = 200 * SECOND;
 
-/// What the world knows of objects.
+/// The state of objects, outside of all nodes.
 #[derive(Default)]
 pub struct Objects {
     /// Numbers in use.
@@ -45,26 +45,28 @@ pub struct Objects {
 
 impl ClusterRun {
     /// A member looks for objects to delete, now and then.
-    pub(super) fn reap(&mut self, node: NodeId) {
-        let (now, wall) = (self.agenda.now, self.agenda.clock.now());
-        self.zombie_reaps(node);
+    pub(super) fn collect_garbage(&mut self, node: NodeId) {
+        let (now, wall) = (self.queue.now, self.queue.clock.now());
+        self.zombie_collects(node);
         self.host(node).condemn(wall, now);
         self.after(node);
-        let after = self.dice.between(SECOND, 8 * SECOND);
-        self.plan_in(after, Event::Reap(node));
+        let after = self.prng.between(SECOND, 8 * SECOND);
+        self.plan_in(after, Event::CollectGarbage(node));
     }
 
-    /// What a member was told to delete is deleted a little later, if its process lives that long.
+    /// The objects that a member was told to delete are deleted a little later, if its process
+    /// lives that long.
     pub(super) fn plan_deletions(&mut self, node: NodeId) {
         for (start, objects) in self.host(node).take_free() {
             if !objects.is_empty() {
-                let after = self.dice.between(MS, SECOND);
+                let after = self.prng.between(MS, SECOND);
                 self.plan_in(after, Event::Delete(node, start, objects));
             }
         }
     }
 
-    /// A member's process deletes objects from the store, and mostly lives to tell the member.
+    /// A member's process deletes objects from the store, and mostly lives to report it to the
+    /// member.
     pub(super) fn delete(&mut self, node: NodeId, start: u64, objects: &[ObjectId]) {
         if self.zombie_deletes(node, start, objects) {
             self.say(|| format!("node {node} (zombie): deletes objects {objects:?}"));
@@ -75,8 +77,8 @@ impl ClusterRun {
         }
         self.say(|| format!("node {node}: deletes objects {objects:?}"));
         self.objects.deleted.extend(objects);
-        if !self.dice.chance(10) {
-            let now = self.agenda.now;
+        if !self.prng.chance(10) {
+            let now = self.queue.now;
             self.host(node).reaped(objects, now);
             self.after(node);
         }
@@ -85,14 +87,14 @@ impl ClusterRun {
     /// All numbers are done with, everything that nothing refers to goes, and nothing else has.
     pub(super) fn check_objects(&mut self) {
         self.objects.used.lock().clear();
-        let until = self.agenda.now + REAPED_MAX;
+        let until = self.queue.now + COLLECTED_MAX;
         // While members forget an object, one after the other, the sum may be anything.
         let reaped = |world: &Self| {
             let (referred, sums) = world.references();
             sums.iter().all(|(object, sum)| *sum != 0 && referred.contains_key(object))
         };
         self.run_until(until, reaped);
-        if self.agenda.failure.is_some() {
+        if self.queue.failure.is_some() {
             return;
         }
         let (referred, sums) = self.references();
@@ -166,7 +168,7 @@ impl ClusterRun {
         }
     }
 
-    /// Nobody will store bytes under these numbers any more.
+    /// No client will store bytes under these numbers any more.
     pub(super) fn objects_done(&mut self, objects: &[ObjectId]) {
         let mut used = self.objects.used.lock();
         for object in objects {

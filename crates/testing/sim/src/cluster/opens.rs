@@ -2,8 +2,8 @@
 //!
 //! A call that counts opens, or relies on one, goes to the member that leads it, in a session of
 //! one start of it: what was sent to an earlier start is lost with the connection. Before anything
-//! else a client tells a new start what it had open there; when all clients have, and have repeated
-//! what they did not hear an answer to, the time of claims is over.
+//! else a client claims at a new start what it had open there; when all clients have, and have
+//! repeated their calls without an answer, the time of claims is over.
 
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
@@ -35,9 +35,10 @@ impl Held {
 }
 
 impl ClusterRun {
-    /// The member that a client asks (`kestrel-client`'s `remote/routes.rs` says why).
-    pub(super) fn member_for(&mut self, place: usize, op: &Op) -> NodeId {
-        let caller = &self.clients[place];
+    /// The member that gets a client's call (the reasons are in `kestrel-client`'s
+    /// `remote/routes.rs`).
+    pub(super) fn member_for(&mut self, client_index: usize, op: &Op) -> NodeId {
+        let caller = &self.clients[client_index];
         if let Some(leader) = caller.placement.leader(op) {
             return leader.id;
         }
@@ -45,17 +46,16 @@ impl ClusterRun {
             Subject::Open(ino) => ino,
             Subject::Held(inode) => inode.ino,
             _ if matches!(op, Op::AllocObjects(_)) => {
-                self.choose_giver(place);
-                return self.clients[place].gives;
+                self.choose_giver(client_index);
+                return self.clients[client_index].gives;
             }
             _ => {
                 let members: Vec<NodeId> =
                     caller.placement.serving().map(|member| member.id).collect();
-                return *self.dice.pick(&members).expect("there are members");
+                return *self.prng.pick(&members).expect("there are members");
             }
         };
-        // What leaves is only told that it is not needed any more, once another one has the file
-        // open too.
+        // A member that is leaving gets its release only once another one has the file open too.
         let leaves = |node: &NodeId| caller.placement.is_leaving(*node);
         let holders = caller.opens.keys().filter(|(_, open)| *open == ino);
         let holds = holders.max_by_key(|(node, _)| leaves(node) == matches!(op, Op::Release(_)));
@@ -63,13 +63,13 @@ impl ClusterRun {
     }
 
     /// The file that an operation names by number, if the client has it open.
-    pub(super) fn held(&self, place: usize, op: &Op) -> Option<InodeId> {
+    pub(super) fn held(&self, client_index: usize, op: &Op) -> Option<InodeId> {
         let inode = kestrel_model::target(op)?;
-        let caller = &self.clients[place];
-        // A file without a name is opened at its home only, which a client asks by number when it
-        // has been told that there is none; one that is where it was made is not found by number
-        // alone.
-        if matches!(op, Op::Open(..)) && !caller.asks_home {
+        let caller = &self.clients[client_index];
+        // A file without a name is opened at its home only, to which a client sends a call by
+        // number when the answer before was that there is none; one that is where it was made is
+        // not found by number alone.
+        if matches!(op, Op::Open(..)) && !caller.goes_home {
             return None;
         }
         let open = caller.opens.keys().any(|(_, open)| *open == inode.ino);
@@ -77,9 +77,9 @@ impl ClusterRun {
     }
 
     /// What a reply means for what a client has open.
-    pub(super) fn note_opens(&mut self, place: usize, waiting: &Waiting, reply: &Reply) {
+    pub(super) fn note_opens(&mut self, client_index: usize, waiting: &Waiting, reply: &Reply) {
         let node = waiting.at;
-        let caller = &mut self.clients[place];
+        let caller = &mut self.clients[client_index];
         let op = &waiting.request.op;
         match (op, reply) {
             (_, Ok(Answer::Opened { inode, parent, .. })) if inode.kind != Kind::Dir => {
@@ -97,11 +97,13 @@ impl ClusterRun {
                 held.count += 1;
                 held.file = file;
             }
-            (Op::Release(ino), Ok(_)) => self.forget_open(place, node, *ino, 1),
+            (Op::Release(ino), Ok(_)) => self.forget_open(client_index, node, *ino, 1),
             (Op::Release(ino), Err(Outcome::Failed(why))) if why.errno != libc::ETIMEDOUT => {
                 let had = caller.opens.contains_key(&(node, *ino));
                 if had {
-                    self.fail(format!("client {place}: release of file {ino} at {node}: {why}"));
+                    self.fail(format!(
+                        "client {client_index}: release of file {ino} at {node}: {why}"
+                    ));
                 }
             }
             (_, Err(Outcome::Failed(why))) if why.errno == libc::ESTALE => {
@@ -112,8 +114,8 @@ impl ClusterRun {
         }
     }
 
-    fn forget_open(&mut self, place: usize, node: NodeId, ino: InodeId, count: u32) {
-        let caller = &mut self.clients[place];
+    fn forget_open(&mut self, client_index: usize, node: NodeId, ino: InodeId, count: u32) {
+        let caller = &mut self.clients[client_index];
         if let Some(held) = caller.opens.get_mut(&(node, ino)) {
             held.count -= count.min(held.count);
             if held.count == 0 {
@@ -132,39 +134,45 @@ impl ClusterRun {
 
     /// Whether a client may send calls to the present start of a member: it has claimed what it had
     /// there.
-    pub(super) fn is_welcome(&mut self, place: usize, node: NodeId) -> bool {
+    pub(super) fn is_welcome(&mut self, client_index: usize, node: NodeId) -> bool {
         let start = self.hosts[&node].started();
-        *self.clients[place].sessions.entry(node).or_insert(start) == start
+        *self.clients[client_index].sessions.entry(node).or_insert(start) == start
     }
 
     /// A member has started: its clients will claim what they had open.
     pub(super) fn await_claims(&mut self, node: NodeId) {
         let start = self.hosts[&node].started();
         let mut awaited = Vec::new();
-        for place in 0..self.clients.len() {
-            let caller = &self.clients[place];
+        for client_index in 0..self.clients.len() {
+            let caller = &self.clients[client_index];
             if caller.sessions.contains_key(&node) {
                 awaited.push(caller.client.id);
                 let client = caller.client.id;
                 // A client that reaches the earlier process looks for no other.
-                let lingers = self.hosts[&node].zombie.is_some() && self.dice.chance(70);
-                let after = self.dice.between(MS, if lingers { 8 * SECOND } else { 200 * MS });
-                self.plan_in(after, Event::Claim(place, client, node, start));
+                let lingers = self.hosts[&node].zombie.is_some() && self.prng.chance(70);
+                let after = self.prng.between(MS, if lingers { 8 * SECOND } else { 200 * MS });
+                self.plan_in(after, Event::Claim(client_index, client, node, start));
             }
         }
         self.awaited.insert(node, awaited);
-        self.look_at_grace(node);
+        self.check_grace(node);
     }
 
-    /// A client claims what it had open at a member, again until it has heard.
-    pub(super) fn claim(&mut self, place: usize, client: ClientId, node: NodeId, start: u64) {
-        let caller = &self.clients[place];
+    /// A client claims what it had open at a member, again until the answer has come.
+    pub(super) fn claim(
+        &mut self,
+        client_index: usize,
+        client: ClientId,
+        node: NodeId,
+        start: u64,
+    ) {
+        let caller = &self.clients[client_index];
         let over = caller.client.id != client || self.hosts[&node].started() != start;
         if over || caller.sessions.get(&node) == Some(&start) {
             return;
         }
-        self.clients[place].connected.insert(node, start);
-        let caller = &self.clients[place];
+        self.clients[client_index].connected.insert(node, start);
+        let caller = &self.clients[client_index];
         let releasing = caller.waiting.as_ref().and_then(|waiting| match waiting.request.op {
             Op::Release(ino) if waiting.at == node && !waiting.misdirected => Some(ino),
             _ => None,
@@ -178,11 +186,11 @@ impl ClusterRun {
                 releasing: releasing == Some(*ino),
             })
             .collect();
-        self.say(|| format!("client {place} → {node}: had open {claims:?}"));
+        self.say(|| format!("client {client_index} → {node}: had open {claims:?}"));
         self.carry(0, node, |world, after| {
-            world.plan_in(after, Event::Claims(node, start, place, client, claims.clone()));
+            world.plan_in(after, Event::Claims(node, start, client_index, client, claims.clone()));
         });
-        self.plan_in(300 * MS, Event::Claim(place, client, node, start));
+        self.plan_in(300 * MS, Event::Claim(client_index, client, node, start));
     }
 
     /// Claims reach a member.
@@ -190,48 +198,49 @@ impl ClusterRun {
         &mut self,
         node: NodeId,
         start: u64,
-        place: usize,
+        client_index: usize,
         client: ClientId,
         claims: &[Claimed],
     ) {
         if !self.hosts[&node].is_up(start) || self.dead.contains(&client) {
             return;
         }
-        let now = self.agenda.now;
+        let now = self.queue.now;
         self.host(node).claim(client, claims, now);
         let had = self.hosts[&node].sessions().had_back(client, claims);
         if let Some(lost) = had {
             self.carry(node, 0, |world, after| {
                 let lost = lost.iter().copied().collect();
-                world.plan_in(after, Event::Claimed(place, client, node, start, lost));
+                world.plan_in(after, Event::Claimed(client_index, client, node, start, lost));
             });
         }
         self.after(node);
     }
 
-    /// A client hears that it has everything back, but for these files.
+    /// The answer tells a client that it has everything back, but for these files.
     pub(super) fn claimed(
         &mut self,
-        place: usize,
+        client_index: usize,
         client: ClientId,
         node: NodeId,
         start: u64,
         lost: &[InodeId],
     ) {
-        if self.clients[place].client.id != client || self.hosts[&node].started() != start {
+        if self.clients[client_index].client.id != client || self.hosts[&node].started() != start {
             return;
         }
-        if self.clients[place].sessions.insert(node, start) == Some(start) {
+        if self.clients[client_index].sessions.insert(node, start) == Some(start) {
             return;
         }
-        self.say(|| format!("client {place}: welcome at {node}, without {lost:?}"));
+        self.say(|| format!("client {client_index}: welcome at {node}, without {lost:?}"));
         for ino in lost {
-            self.forget_open(place, node, *ino, u32::MAX);
+            self.forget_open(client_index, node, *ino, u32::MAX);
         }
     }
 
-    /// Ends a member's time of claims when all clients of before are back for good, or gone.
-    pub(super) fn look_at_grace(&mut self, node: NodeId) {
+    /// Ends a member's time of claims when all clients of the start before are back for good, or
+    /// gone.
+    pub(super) fn check_grace(&mut self, node: NodeId) {
         let host = &self.hosts[&node];
         let (start, Some(member)) = (host.started(), host.member()) else { return };
         if !member.node().in_grace() {
@@ -254,8 +263,8 @@ impl ClusterRun {
 
     /// What the machines of members do about clients now and then.
     pub(super) fn tick_sessions(&mut self, node: NodeId) {
-        self.look_at_grace(node);
-        let now = self.agenda.now;
+        self.check_grace(node);
+        let now = self.queue.now;
         let dead = std::mem::take(&mut self.dead);
         let mut sessions = self.hosts[&node].sessions();
         dead.iter().for_each(|client| sessions.expire(*client));
@@ -269,21 +278,21 @@ impl ClusterRun {
     }
 
     /// The client is gone, without a word.
-    pub(super) fn bury(&mut self, place: usize) {
-        self.tally.expired += 1;
-        let client = self.clients[place].client.id;
+    pub(super) fn bury(&mut self, client_index: usize) {
+        self.stats.expired += 1;
+        let client = self.clients[client_index].client.id;
         self.dead.push(client);
     }
 
     /// Whatever clients have open they can look at, by number.
-    pub(super) fn look_at_open_files(&mut self) {
+    pub(super) fn check_open_files(&mut self) {
         let mut open: Vec<InodeRef> = Vec::new();
         for caller in &self.clients {
             open.extend(caller.opens.values().map(|held| held.file.clone()));
         }
         for file in open {
             let reply = self.observe(Op::GetAttr(file.clone()));
-            if self.agenda.failure.is_none() && !matches!(reply, Some(Ok(_))) {
+            if self.queue.failure.is_none() && !matches!(reply, Some(Ok(_))) {
                 self.fail(format!("file {file:?}, which is open, is not to be had: {reply:?}"));
             }
         }
@@ -291,12 +300,12 @@ impl ClusterRun {
 
     /// All clients leave, without a word. Nothing of what they had open may be left.
     pub(super) fn say_farewell(&mut self) {
-        for place in 0..self.clients.len() {
-            self.bury(place);
+        for client_index in 0..self.clients.len() {
+            self.bury(client_index);
         }
-        let until = self.agenda.now + super::finish::REST_MAX;
+        let until = self.queue.now + super::finish::REST_MAX;
         self.run_until(until, Self::has_nothing_open);
-        if self.agenda.failure.is_none() && !self.has_nothing_open() {
+        if self.queue.failure.is_none() && !self.has_nothing_open() {
             let left = |(node, host): (&NodeId, &super::host::Host)| {
                 let member = host.member()?;
                 let (open, orphans) = (member.node().stats().open_files, member.node().orphans());

@@ -1,4 +1,4 @@
-//! What a member's machine knows of clients: a window of one numbered call, and opens; what
+//! The sessions of clients on a member's machine: a window of one numbered call, and opens; what
 //! `kestrel-server` does for a real one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use super::host::is_no_answer;
 /// The sessions of one start of a member. Gone with it.
 pub type Shared = Arc<Mutex<Sessions>>;
 
-/// Opens of a file that a client says it had.
+/// Opens of a file that a client claims.
 #[derive(Debug, Clone)]
 pub struct Claimed {
     /// Where it saw the file.
@@ -25,7 +25,7 @@ pub struct Claimed {
     pub count: u32,
     /// The file may be given a name.
     pub linkable: bool,
-    /// It is giving one back and has not heard whether that was done.
+    /// It is giving one back without an answer yet.
     pub releasing: bool,
 }
 
@@ -34,15 +34,15 @@ struct Session {
     /// The newest call, and its answer.
     last: u64,
     answer: Option<Reply>,
-    /// It is a release of an open that is known.
+    /// It is a release of an open that is counted.
     releases: bool,
     opens: BTreeMap<InodeId, u32>,
     /// Opens that it claims and the member has not answered.
     claims: BTreeMap<InodeId, u32>,
     /// Files that it could not have back, which it may have given back before.
     lost: BTreeSet<InodeId>,
-    /// It has everything else: later copies of what it said are void.
-    settled: bool,
+    /// It has everything else: later copies of its messages are void.
+    retries_in: bool,
     gone: bool,
 }
 
@@ -54,42 +54,42 @@ pub struct Sessions {
     abandoned: Vec<InodeId>,
     /// Releases of such that the member has not answered.
     releasing: usize,
-    /// The store of this process has failed: what it gave no answer to is not asked again.
+    /// The store of this process has failed: requests without an answer are not repeated.
     failed: bool,
     /// What must not have happened.
     pub wrong: Option<String>,
 }
 
 /// What becomes of a call.
-pub enum Admission {
+pub enum CallDecision {
     /// It is executed.
     Run,
     /// It was.
     Answered(Reply),
-    /// It is being executed, or nobody waits for it any more.
+    /// It is being executed, or no client waits for it any more.
     Running,
 }
 
 impl Sessions {
     /// A call arrives.
-    pub fn admit(&mut self, client: ClientId, seq: u64, op: &Op) -> Admission {
+    pub fn decide(&mut self, client: ClientId, seq: u64, op: &Op) -> CallDecision {
         let session = self.clients.entry(client).or_default();
         if session.gone || seq < session.last {
-            return Admission::Running;
+            return CallDecision::Running;
         }
         if seq == session.last {
-            return session.answer.clone().map_or(Admission::Running, Admission::Answered);
+            return session.answer.clone().map_or(CallDecision::Running, CallDecision::Answered);
         }
         (session.last, session.answer) = (seq, None);
         if let Op::Release(ino) = op {
             session.releases = take(&mut session.opens, *ino);
         }
-        Admission::Run
+        CallDecision::Run
     }
 
-    /// A call is answered. Whether anybody wants to hear that.
+    /// A call is answered. Whether a client waits for it.
     pub fn finish(&mut self, client: ClientId, seq: u64, op: &Op, reply: &Reply) -> bool {
-        let last_word = self.is_last_word(reply);
+        let is_last = self.is_final(reply);
         let session = self.clients.entry(client).or_default();
         let wanted = !session.gone && session.last == seq;
         let releases = std::mem::take(&mut session.releases);
@@ -101,7 +101,7 @@ impl Sessions {
                     self.abandoned.push(inode.ino);
                 }
             }
-            (Op::Release(ino), Err(_)) if releases && !last_word => {
+            (Op::Release(ino), Err(_)) if releases && !is_last => {
                 if wanted {
                     *session.opens.entry(*ino).or_default() += 1;
                 } else {
@@ -116,13 +116,13 @@ impl Sessions {
         wanted
     }
 
-    /// A client claims so many opens of a file; those that the member has not been told of.
+    /// A client claims so many opens of a file; those that the member has not counted.
     pub fn claim(&mut self, client: ClientId, claimed: &Claimed) -> u32 {
         let (ino, count) = (claimed.file.ino, claimed.count);
         let session = self.clients.entry(client).or_default();
         let have = session.opens.get(&ino).copied().unwrap_or_default();
         if session.gone
-            || session.settled
+            || session.retries_in
             || session.claims.contains_key(&ino)
             || session.lost.contains(&ino)
             || have >= count
@@ -159,12 +159,12 @@ impl Sessions {
             session.lost.contains(ino)
                 || session.opens.get(ino).is_some_and(|have| *have >= open.count)
         };
-        session.settled |= opens.iter().all(has);
-        session.settled.then(|| session.lost.clone())
+        session.retries_in |= opens.iter().all(has);
+        session.retries_in.then(|| session.lost.clone())
     }
 
-    /// A client is not heard of any more. What the member has not answered yet is given back when
-    /// it has.
+    /// A client sends nothing any more. Opens that the member has not answered yet are given back
+    /// when it has.
     pub fn expire(&mut self, client: ClientId) {
         let Some(session) = self.clients.get_mut(&client).filter(|session| !session.gone) else {
             return;
@@ -187,7 +187,7 @@ impl Sessions {
         match reply {
             Ok(_) => {}
             Err(why) if is_timeout(why) => self.abandoned.push(ino),
-            Err(_) if self.is_last_word(reply) => {}
+            Err(_) if self.is_final(reply) => {}
             // The store of another node has failed, which had a part in it: nothing has changed.
             Err(_) if is_no_answer(reply) => self.abandoned.push(ino),
             Err(why) => {
@@ -202,9 +202,9 @@ impl Sessions {
     }
 
     /// Whether the process's own store gave no answer to a request. A release may then be counted
-    /// in the process's memory already, which nothing takes back: to ask again would be to give
-    /// back an open that is none (`EBADF`). The process ends, and all that it counted with it.
-    fn is_last_word(&self, reply: &Reply) -> bool {
+    /// in the process's memory already, which nothing takes back: a second release would give back
+    /// an open that is none (`EBADF`). The process ends, and all that it counted with it.
+    fn is_final(&self, reply: &Reply) -> bool {
         self.failed && is_no_answer(reply)
     }
 

@@ -1,9 +1,9 @@
 //! A process's way to a store that others can claim: as it is while the store is its own, and as it
 //! is when another process has claimed that.
 //!
-//! The rows a process has in memory stay as they were, whatever its successor writes. What it
+//! The rows a process has in memory stay as they were, even if its successor writes. What it
 //! commits then is refused at once, or goes to memory and never gets through, as with a database
-//! that is asked later; and what it had committed before may be in though it is never told so.
+//! that answers later; and what it had committed before may be in without an acknowledgement.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ const NEVER_IN: Position = 1 << 40;
 pub struct Fate {
     /// What it commits from then on is refused; if not, it is taken and never gets through.
     pub refused: bool,
-    /// It never hears what became of what it had committed before.
-    pub deaf: bool,
+    /// Commits from before are never acknowledged.
+    pub loses_acks: bool,
     /// It reads ranges from the store, as it does what it has not in memory.
     pub scans: bool,
 }
@@ -55,11 +55,11 @@ impl Way {
         }
         old.sync().expect("no fault was injected");
         *self.parted.lock() = Some((fate, Arc::new(old)));
-        // A waiting caller hears of it, or does not.
+        // A waiting caller gets the result, or does not.
         store.sync().expect("no fault was injected");
     }
 
-    /// Whether the store is somebody else's.
+    /// Whether another process has the store.
     pub fn has_parted(&self) -> bool {
         self.parted.lock().is_some()
     }
@@ -150,13 +150,13 @@ impl Layer for Handle {
             return;
         }
         let way = self.way.clone();
-        let heard = Box::new(move |result| {
-            let deaf = way.old().is_some_and(|(fate, _)| fate.deaf);
-            if !deaf {
+        let report = Box::new(move |result| {
+            let loses_acks = way.old().is_some_and(|(fate, _)| fate.loses_acks);
+            if !loses_acks {
                 done(result);
             }
         });
-        self.claimed.on_durable(position, heard);
+        self.claimed.on_durable(position, report);
     }
 }
 

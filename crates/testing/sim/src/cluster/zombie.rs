@@ -1,11 +1,11 @@
 //! Processes that were presumed dead and go on, fully alive, while another one serves in their
 //! place: of stores that others can claim.
 //!
-//! Such a process hears what others say to its member, but for those that it is cut off from, and
-//! so does its successor. Its clients stay with it until they find the successor, to which they
-//! claim what they had. A member that has heard of a newer start takes nothing of an older one any
-//! more, and has that on record (`kestrel-server`'s `server/peer_handshake.rs`). Nothing that a
-//! zombie says may be seen to be wrong.
+//! Such a process gets the messages of others to its member, but for those that it is cut off from,
+//! and so does its successor. Its clients stay with it until they find the successor, to which they
+//! claim what they had. A member that has met a newer start takes nothing of an older one any more,
+//! and has that on record (`kestrel-server`'s `server/peer_handshake.rs`). No answer of a zombie
+//! may be seen to be wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Reply, Request};
 
 use super::host::{Free, Replied};
-use super::sessions::{Admission, Shared};
+use super::sessions::{CallDecision, Shared};
 use super::store::{Fate, Way};
 use super::{ClusterRun, Event};
 use crate::event_queue::Scene;
@@ -36,7 +36,7 @@ pub(crate) enum ZombieEvent {
     Synced,
 }
 
-/// Which starts of others a process has heard of.
+/// The newest starts of others that a process has met.
 #[derive(Default)]
 pub struct HeardStarts(BTreeMap<NodeId, u64>);
 
@@ -44,20 +44,20 @@ impl HeardStarts {
     /// Whether a process takes something of this start of another one, which is then on record.
     pub fn lets_in(&mut self, member: &ClusterNode, from: NodeId, epoch: u64) -> bool {
         let engine = &**member.node().engine();
-        let known = self.0.get(&from).copied().unwrap_or_else(|| {
+        let newest = self.0.get(&from).copied().unwrap_or_else(|| {
             PeerIdentity::read(engine, from)
                 .expect("no fault was injected")
-                .map_or(0, |known| known.epoch)
+                .map_or(0, |newest| newest.epoch)
         });
-        if epoch > known
+        if epoch > newest
             && (PeerIdentity { node_uuid: 0, epoch, start: 0, address: None })
                 .write(engine, from)
                 .is_err()
         {
             return false;
         }
-        self.0.insert(from, known.max(epoch));
-        epoch >= known
+        self.0.insert(from, newest.max(epoch));
+        epoch >= newest
     }
 }
 
@@ -70,7 +70,7 @@ pub struct Zombie {
     pub replies: Replied,
     pub free: Free,
     pub sessions: Shared,
-    pub gate: HeardStarts,
+    pub heard_starts: HeardStarts,
     /// The members that it does not reach, nor they it; 0 stands for clients.
     pub cuts: BTreeSet<NodeId>,
     pub stopped_until: Nanos,
@@ -78,25 +78,25 @@ pub struct Zombie {
 }
 
 impl Zombie {
-    fn hear(&mut self, moan: ZombieEvent, now: Nanos) {
-        match moan {
+    fn receive(&mut self, event: ZombieEvent, now: Nanos) {
+        match event {
             ZombieEvent::Message(epoch, envelope) => {
                 if !self.cuts.contains(&envelope.from)
-                    && self.gate.lets_in(&self.member, envelope.from, epoch)
+                    && self.heard_starts.lets_in(&self.member, envelope.from, epoch)
                 {
                     self.member.receive(envelope, now);
                 }
             }
-            ZombieEvent::Call(place, number, request, None) => {
+            ZombieEvent::Call(client_index, number, request, None) => {
                 let replies = self.replies.clone();
-                let done = move |reply| replies.lock().push((place, number, reply));
+                let done = move |reply| replies.lock().push((client_index, number, reply));
                 self.member.submit(request, Requester::Session(None), Box::new(done), now);
             }
-            ZombieEvent::Call(place, _, request, Some(origin)) => {
+            ZombieEvent::Call(client_index, _, request, Some(origin)) => {
                 submit_in_session(
                     &mut self.member,
                     (&self.replies, &self.sessions),
-                    (place, request, origin),
+                    (client_index, request, origin),
                     now,
                 );
             }
@@ -110,19 +110,21 @@ impl Zombie {
 pub fn submit_in_session(
     member: &mut ClusterNode,
     (replies, sessions): (&Replied, &Shared),
-    (place, request, origin): (usize, Request, Origin),
+    (client_index, request, origin): (usize, Request, Origin),
     now: Nanos,
 ) {
     let (replies, sessions) = (replies.clone(), sessions.clone());
-    match sessions.lock().admit(origin.client, origin.seq, &request.op) {
-        Admission::Run => {}
-        Admission::Answered(reply) => return replies.lock().push((place, origin.seq, reply)),
-        Admission::Running => return,
+    match sessions.lock().decide(origin.client, origin.seq, &request.op) {
+        CallDecision::Run => {}
+        CallDecision::Answered(reply) => {
+            return replies.lock().push((client_index, origin.seq, reply));
+        }
+        CallDecision::Running => return,
     }
     let op = request.op.clone();
     let done = move |reply: Reply| {
         if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
-            replies.lock().push((place, origin.seq, reply));
+            replies.lock().push((client_index, origin.seq, reply));
         }
     };
     member.submit(request, Requester::Session(Some(origin)), Box::new(done), now);
@@ -131,22 +133,22 @@ pub fn submit_in_session(
 impl ClusterRun {
     /// A process goes on though it is presumed dead.
     pub(super) fn haunt(&mut self, node: NodeId) {
-        self.tally.zombies += 1;
-        let now = self.agenda.now;
+        self.stats.zombies += 1;
+        let now = self.queue.now;
         let mut others: Vec<NodeId> =
             self.hosts.keys().copied().filter(|other| *other != node).collect();
         others.push(0);
-        let cuts = match self.dice.below(3) {
+        let cuts = match self.prng.below(3) {
             0 => BTreeSet::new(),
             1 => others.into_iter().collect(),
-            _ => others.into_iter().filter(|_| self.dice.chance(50)).collect(),
+            _ => others.into_iter().filter(|_| self.prng.chance(50)).collect(),
         };
         let fate = Fate {
-            refused: self.dice.chance(50),
-            deaf: self.dice.chance(50),
-            scans: self.dice.chance(50),
+            refused: self.prng.chance(50),
+            loses_acks: self.prng.chance(50),
+            scans: self.prng.chance(50),
         };
-        let stopped_until = if self.dice.chance(30) { now + self.dice.span() } else { 0 };
+        let stopped_until = if self.prng.chance(30) { now + self.prng.span() } else { 0 };
         self.say(|| {
             format!("node {node}: goes on, presumed dead; cut off from {cuts:?}, {fate:?}")
         });
@@ -157,8 +159,8 @@ impl ClusterRun {
     }
 
     /// Something reaches a zombie, if it is there.
-    pub(super) fn moan(&mut self, node: NodeId, start: u64, moan: ZombieEvent) {
-        let now = self.agenda.now;
+    pub(super) fn zombie_event(&mut self, node: NodeId, start: u64, event: ZombieEvent) {
+        let now = self.queue.now;
         let Some(host) = self.hosts.get_mut(&node) else { return };
         let engine = host.engine().clone();
         let Some(zombie) = host.zombie.as_mut().filter(|zombie| zombie.start == start) else {
@@ -166,11 +168,11 @@ impl ClusterRun {
         };
         if zombie.stopped_until > now {
             let until = zombie.stopped_until;
-            return self.plan_at(until, Event::Zombie(node, start, moan));
+            return self.plan_at(until, Event::Zombie(node, start, event));
         }
-        match &moan {
+        match &event {
             ZombieEvent::Tick => {
-                let after = self.dice.between(20 * MS, 60 * MS);
+                let after = self.prng.between(20 * MS, 60 * MS);
                 self.plan_in(after, Event::Zombie(node, start, ZombieEvent::Tick));
             }
             ZombieEvent::Synced if !zombie.way.has_parted() => {
@@ -179,8 +181,8 @@ impl ClusterRun {
             _ => {}
         }
         let Some(zombie) = self.host(node).zombie.as_mut() else { return };
-        zombie.sync_planned &= !matches!(moan, ZombieEvent::Synced);
-        zombie.hear(moan, now);
+        zombie.sync_planned &= !matches!(event, ZombieEvent::Synced);
+        zombie.receive(event, now);
         let wants_sync = !zombie.sync_planned
             && !zombie.way.has_parted()
             && engine.appended() > engine.durable();
@@ -190,7 +192,7 @@ impl ClusterRun {
         let replies = std::mem::take(&mut *zombie.replies.lock());
         let free = std::mem::take(&mut *zombie.free.lock());
         if wants_sync {
-            let after = self.dice.between(self.disk / 2, self.disk * 2);
+            let after = self.prng.between(self.disk / 2, self.disk * 2);
             self.plan_in(after, Event::Zombie(node, start, ZombieEvent::Synced));
         }
         for (to, envelope) in outbox.into_iter().filter(|(to, _)| !cuts.contains(to)) {
@@ -203,15 +205,15 @@ impl ClusterRun {
             self.plan_in(after, Event::Reply(node, start, table, client, number, reply));
         }
         for (_, objects) in free.into_iter().filter(|(_, objects)| !objects.is_empty()) {
-            let after = self.dice.between(MS, SECOND);
+            let after = self.prng.between(MS, SECOND);
             self.plan_in(after, Event::Delete(node, start, objects));
         }
     }
 
     /// The start of a member that a client's calls reach: the one in which it has its session, as
     /// long as it has not found another.
-    pub(super) fn start_for(&self, place: usize, node: NodeId) -> u64 {
-        let (host, caller) = (&self.hosts[&node], &self.clients[place]);
+    pub(super) fn start_for(&self, client_index: usize, node: NodeId) -> u64 {
+        let (host, caller) = (&self.hosts[&node], &self.clients[client_index]);
         let stays = |start: u64| {
             caller.sessions.get(&node) == Some(&start)
                 && caller.connected.get(&node).is_none_or(|connected| *connected <= start)
@@ -227,7 +229,7 @@ impl ClusterRun {
         start: u64,
         objects: &[ObjectId],
     ) -> bool {
-        let now = self.agenda.now;
+        let now = self.queue.now;
         let zombie = self.host(node).zombie.as_mut().filter(|zombie| zombie.start == start);
         let Some(zombie) = zombie else { return false };
         zombie.member.reaped(objects, Box::new(|_| ()), now);
@@ -235,8 +237,8 @@ impl ClusterRun {
     }
 
     /// A zombie's process looks for objects to delete.
-    pub(super) fn zombie_reaps(&mut self, node: NodeId) {
-        let (now, wall) = (self.agenda.now, kestrel_types::clock::Clock::now(&*self.agenda.clock));
+    pub(super) fn zombie_collects(&mut self, node: NodeId) {
+        let (now, wall) = (self.queue.now, kestrel_types::clock::Clock::now(&*self.queue.clock));
         let Some(zombie) = &mut self.host(node).zombie else { return };
         let (free, start) = (zombie.free.clone(), zombie.start);
         let done = move |objects| {
@@ -247,17 +249,17 @@ impl ClusterRun {
         zombie.member.condemn(wall, 100, Box::new(done), now);
     }
 
-    /// A process ends cleanly, and says so.
+    /// A process ends cleanly, and announces it.
     pub(super) fn end(&mut self, node: NodeId, start: u64) {
         if !self.hosts[&node].is_up(start) || self.hosts[&node].has_failed() {
             return;
         }
         self.say(|| format!("node {node}: ends, and says so"));
-        let now = self.agenda.now;
+        let now = self.queue.now;
         self.host(node).say_released();
         self.leave(node);
         self.host(node).kill(None, now);
-        let after = self.dice.between(0, 300 * MS);
+        let after = self.prng.between(0, 300 * MS);
         self.plan_in(after, Event::Start(node));
     }
 }

@@ -7,17 +7,17 @@ pub(crate) enum Event {
     Accept(u64),
     /// Bytes arrive at the node.
     ToHost(u64, Vec<u8>),
-    /// The node hears that a connection is gone.
+    /// The node learns that a connection is gone.
     HostLoses(u64),
     /// Bytes arrive at a client.
     ToClient(u64, Vec<u8>),
-    /// A client hears that a connection is gone.
+    /// A client learns that a connection is gone.
     ClientLoses(u64),
     /// A client tries to connect.
     Connect(usize),
     /// A client's timer.
     ClientTick(usize),
-    /// A client may ask something.
+    /// A client may begin an action.
     Think(usize),
     /// The node's timer.
     HostTick(u64),

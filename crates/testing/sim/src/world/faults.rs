@@ -13,27 +13,27 @@ impl World {
         if !self.troubled {
             return;
         }
-        let place = self.dice.below(self.clients.len() as u64) as usize;
-        match self.dice.below(20) {
+        let client_index = self.prng.below(self.clients.len() as u64) as usize;
+        match self.prng.below(20) {
             0..=4 => self.crash(),
-            5..=8 => self.drop_connection(place),
-            9..=11 => self.cut(place),
-            12 => self.stop_client(place),
+            5..=8 => self.drop_connection(client_index),
+            9..=11 => self.cut(client_index),
+            12 => self.stop_client(client_index),
             13 => self.stop_host(),
-            14 => self.kill_client(place),
+            14 => self.kill_client(client_index),
             15 => self.jump_clock(),
             // Two things at once.
             16 => {
-                self.cut(place);
+                self.cut(client_index);
                 self.crash();
             }
             17 => {
-                self.drop_connection(place);
-                self.stop_client(place);
+                self.drop_connection(client_index);
+                self.stop_client(client_index);
             }
             _ => {}
         }
-        let after = self.dice.pause();
+        let after = self.prng.pause();
         self.plan_in(after, Event::Fault);
     }
 
@@ -41,8 +41,8 @@ impl World {
         if !self.host.is_up() {
             return;
         }
-        let keep = self.dice.crash();
-        self.tally.crashes += 1;
+        let keep = self.prng.crash();
+        self.stats.crashes += 1;
         self.say(|| match keep {
             None => "node: crashes".into(),
             Some(keep) => {
@@ -64,73 +64,75 @@ impl World {
             if let Some(state) = self.network.wires.get_mut(&wire) {
                 state.host_open = false;
             }
-            // A process that dies says so; a machine that dies does not.
-            if self.dice.chance(70) {
-                let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
+            // A process that dies closes its connections; a machine that dies does not.
+            if self.prng.chance(70) {
+                let at = self.network.arrival(wire, Way::Down, self.queue.now, &mut self.prng);
                 self.plan_at(at, Event::ClientLoses(wire));
             }
         }
-        let after = self.dice.downtime();
+        let after = self.prng.downtime();
         self.plan_in(after, Event::Start);
     }
 
-    fn drop_connection(&mut self, place: usize) {
-        let Some(wire) = self.clients[place].connection else { return };
-        if self.dice.chance(50) {
-            self.disconnect(place);
+    fn drop_connection(&mut self, client_index: usize) {
+        let Some(wire) = self.clients[client_index].connection else { return };
+        if self.prng.chance(50) {
+            self.disconnect(client_index);
         } else {
             self.say(|| format!("node: connection {wire} breaks"));
             self.plan_in(0, Event::HostLoses(wire));
-            let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Down, self.queue.now, &mut self.prng);
             self.plan_at(at, Event::ClientLoses(wire));
         }
     }
 
-    fn cut(&mut self, place: usize) {
-        let until = self.agenda.now + self.dice.span();
-        let ways = match self.dice.below(3) {
+    fn cut(&mut self, client_index: usize) {
+        let until = self.queue.now + self.prng.span();
+        let ways = match self.prng.below(3) {
             0 => vec![Way::Up],
             1 => vec![Way::Down],
             _ => vec![Way::Up, Way::Down],
         };
-        self.say(|| format!("network: {ways:?} of client {place} cut until {} ms", until / MS));
+        self.say(|| {
+            format!("network: {ways:?} of client {client_index} cut until {} ms", until / MS)
+        });
         for way in ways {
-            self.network.cut(place, way, until);
+            self.network.cut(client_index, way, until);
         }
     }
 
-    fn stop_client(&mut self, place: usize) {
-        let until = self.agenda.now + self.dice.span();
-        self.say(|| format!("client {place}: stops until {} ms", until / MS));
-        self.clients[place].stopped_until = until;
+    fn stop_client(&mut self, client_index: usize) {
+        let until = self.queue.now + self.prng.span();
+        self.say(|| format!("client {client_index}: stops until {} ms", until / MS));
+        self.clients[client_index].stopped_until = until;
     }
 
     fn stop_host(&mut self) {
-        self.host_stopped_until = self.agenda.now + self.dice.span();
+        self.host_stopped_until = self.queue.now + self.prng.span();
         self.say(|| format!("node: stops until {} ms", self.host_stopped_until / MS));
     }
 
     /// A client's process is gone; another takes its place.
-    pub(super) fn kill_client(&mut self, place: usize) {
-        self.say(|| format!("client {place}: dies"));
-        if let Some(wire) = self.clients[place].connection.take() {
-            let late = if self.dice.chance(50) { self.dice.between(0, 5 * SECOND) } else { 0 };
-            let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
+    pub(super) fn kill_client(&mut self, client_index: usize) {
+        self.say(|| format!("client {client_index}: dies"));
+        if let Some(wire) = self.clients[client_index].connection.take() {
+            let late = if self.prng.chance(50) { self.prng.between(0, 5 * SECOND) } else { 0 };
+            let at = self.network.arrival(wire, Way::Up, self.queue.now, &mut self.prng);
             self.plan_at(at + late, Event::HostLoses(wire));
         }
         let mut client = self.new_client();
         // It may have had a look around before.
-        client.known.clone_from(&self.clients[place].known);
-        self.clients[place] = client;
-        let after = self.dice.between(MS, SECOND);
-        self.plan_in(after, Event::Connect(place));
+        client.seen_inodes.clone_from(&self.clients[client_index].seen_inodes);
+        self.clients[client_index] = client;
+        let after = self.prng.between(MS, SECOND);
+        self.plan_in(after, Event::Connect(client_index));
     }
 
     fn jump_clock(&mut self) {
-        let by = self.dice.between(-20, 20) * SECOND;
+        let by = self.prng.between(-20, 20) * SECOND;
         self.say(|| format!("node: the wall clock jumps by {} s", by / SECOND));
         self.clock_set_back += u64::from(by < 0);
-        self.agenda.clock.advance(by);
+        self.queue.clock.advance(by);
     }
 
     /// The faults are over: everything runs and is connected.

@@ -20,15 +20,15 @@ const REST_MAX: Nanos = 120 * SECOND;
 impl World {
     /// A session was given up: nothing may be expected of what its client held.
     pub(super) fn notice_expired(&mut self) {
-        for id in self.host.expired(self.agenda.now) {
-            if let Some(place) =
+        for id in self.host.expired(self.queue.now) {
+            if let Some(client_index) =
                 self.clients.iter().position(|client| client.id == id && !client.broken)
             {
-                self.say(|| format!("client {place}: its session is given up"));
-                self.tally.expired += 1;
-                self.clients[place].lose_session();
-                self.clients[place].broken = true;
-                self.clients[place].doubtful = self.history.records.len();
+                self.say(|| format!("client {client_index}: its session is given up"));
+                self.stats.expired += 1;
+                self.clients[client_index].lose_session();
+                self.clients[client_index].broken = true;
+                self.clients[client_index].uncertain_before = self.history.records.len();
             }
         }
     }
@@ -38,28 +38,28 @@ impl World {
         self.look_around();
         self.say_farewell();
         let history = std::mem::take(&mut self.history);
-        self.tally = self.judge(&history, self.tally);
+        self.stats = self.judge(&history, self.stats);
     }
 
     /// Every call ends.
     fn come_to_rest(&mut self) {
-        let until = self.agenda.now + REST_MAX;
+        let until = self.queue.now + REST_MAX;
         let rests = |world: &Self| {
             let rests = |client: &Client| client.calls == 0 && client.link.is_up();
             world.clients.iter().all(rests) && !world.host.is_dirty()
         };
-        while !rests(self) && self.agenda.now < until && self.agenda.failure.is_none() {
+        while !rests(self) && self.queue.now < until && self.queue.failure.is_none() {
             // Locks are given up, or calls that wait for them wait for ever.
-            for place in 0..self.clients.len() {
-                self.give_up_locks(place);
+            for client_index in 0..self.clients.len() {
+                self.give_up_locks(client_index);
             }
-            self.run_until(self.agenda.now + 5 * SECOND, rests);
+            self.run_until(self.queue.now + 5 * SECOND, rests);
         }
-        self.tally.retries = self.clients.iter().map(|client| client.link.stats().retries).sum();
-        for (place, client) in self.clients.iter().enumerate() {
+        self.stats.retries = self.clients.iter().map(|client| client.link.stats().retries).sum();
+        for (client_index, client) in self.clients.iter().enumerate() {
             if client.calls > 0 || !client.link.is_up() {
                 let why = format!(
-                    "client {place} has {} calls without an end {} s after the faults ended; \
+                    "client {client_index} has {} calls without an end {} s after the faults ended; \
                      served: {}",
                     client.calls,
                     REST_MAX / SECOND,
@@ -70,11 +70,11 @@ impl World {
         }
     }
 
-    fn give_up_locks(&mut self, place: usize) {
+    fn give_up_locks(&mut self, client_index: usize) {
         for ino in [100, 101] {
             for owner in [1, 2] {
                 for kind in [LockKind::Posix, LockKind::Flock] {
-                    self.ask_lock(place, LockRequest::ReleaseOwner { ino, owner, kind });
+                    self.lock_call(client_index, LockRequest::ReleaseOwner { ino, owner, kind });
                 }
             }
         }
@@ -84,7 +84,7 @@ impl World {
     fn look_around(&mut self) {
         let mut dirs = vec![1];
         while let Some(dir) = dirs.pop() {
-            if self.agenda.failure.is_some() {
+            if self.queue.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
@@ -106,7 +106,7 @@ impl World {
 
     fn observe(&mut self, op: Op) -> Option<Reply> {
         let request = Request { creds: Creds::root(), op };
-        let call = self.history.ask(usize::MAX, request.clone(), None);
+        let call = self.history.begin(usize::MAX, request.clone(), None);
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         if let Some(node) = self.host.node() {
@@ -115,7 +115,7 @@ impl World {
         self.host.sync();
         let reply = slot.lock().take();
         match &reply {
-            Some(reply) => self.history.hear(call, reply.clone()),
+            Some(reply) => self.history.finish(call, reply.clone()),
             None => self.fail("a call of the node itself has no answer"),
         }
         reply
@@ -123,30 +123,30 @@ impl World {
 
     /// Clients leave, some with a word, some without; nothing of them may be left.
     fn say_farewell(&mut self) {
-        for place in 0..self.clients.len() {
-            if self.agenda.failure.is_none() && self.dice.chance(50) {
-                self.clients[place].link.bye();
-                self.after_client(place);
+        for client_index in 0..self.clients.len() {
+            if self.queue.failure.is_none() && self.prng.chance(50) {
+                self.clients[client_index].link.bye();
+                self.after_client(client_index);
             }
-            // Clients that do not speak any more are not heard of.
-            self.clients[place].stopped_until = Nanos::MAX;
+            // Clients that send nothing any more lose their sessions.
+            self.clients[client_index].stopped_until = Nanos::MAX;
         }
-        let until = self.agenda.now + 30 * SECOND;
+        let until = self.queue.now + 30 * SECOND;
         self.run_until(until, |world| {
             world.host.server().is_some_and(|server| {
-                let stats = server.stats(world.agenda.now);
+                let stats = server.stats(world.queue.now);
                 stats.sessions == 0 && stats.grace_left == 0 && !world.host.is_dirty()
             })
         });
-        if self.agenda.failure.is_some() {
+        if self.queue.failure.is_some() {
             return;
         }
-        self.host.tick(self.agenda.now);
+        self.host.tick(self.queue.now);
         self.host.sync();
         let (Some(server), Some(node)) = (self.host.server(), self.host.node()) else {
             return self.fail("the node does not run at the end");
         };
-        let stats = server.stats(self.agenda.now);
+        let stats = server.stats(self.queue.now);
         let open = node.stats().open_files;
         if (stats.sessions, stats.opens, stats.lock_ranges, stats.lock_waits, open)
             != (0, 0, 0, 0, 0)

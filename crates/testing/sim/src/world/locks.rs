@@ -20,44 +20,45 @@ fn is_of(lock: &LockSpan, request: &LockRequest) -> bool {
 }
 
 impl World {
-    /// A client asks about a lock: what it may give up by that it does not count on any more.
-    pub(super) fn begin_lock(&mut self, place: usize, request: &LockRequest) {
+    /// A client begins a lock call: what it may give up by that it does not count on any more.
+    pub(super) fn begin_lock(&mut self, client_index: usize, request: &LockRequest) {
         if !matches!(request, LockRequest::Get(_)) {
-            self.clients[place].locks.retain(|lock| !is_of(lock, request));
+            self.clients[client_index].locks.retain(|lock| !is_of(lock, request));
         }
-        // Calls of one owner about one file are not in an order that anybody could rely on.
-        self.clients[place].asked_of(request);
+        // Calls of one owner about one file are not in an order that a caller could rely on.
+        self.clients[client_index].lock_call_begins(request);
     }
 
-    /// A client has heard about a lock, or never will.
+    /// A client has the answer about a lock, or never will.
     pub(super) fn lock_ended(
         &mut self,
-        place: usize,
+        client_index: usize,
         request: &LockRequest,
         reply: Option<LockReply>,
     ) {
-        self.say(|| format!("client {place}: {request:?}: {reply:?}"));
-        let alone = self.clients[place].answered_of(request);
+        self.say(|| format!("client {client_index}: {request:?}: {reply:?}"));
+        let alone = self.clients[client_index].answered_of(request);
         let (LockRequest::Set { lock, .. }, Some(Ok(LockAnswer::Done)), true) =
             (request, reply, alone)
         else {
             return;
         };
-        // Granted to a session that was given up since; the client will hear of that.
-        if self.clients[place].broken {
+        // Granted to a session that was given up since; the client will learn that.
+        if self.clients[client_index].broken {
             return;
         }
         for (other, client) in self.clients.iter().enumerate() {
             let excluded = client.locks.iter().find(|held| {
-                other != place
+                other != client_index
                     && (held.ino, held.kind) == (lock.ino, lock.kind)
                     && (held.mode == LockMode::Write || lock.mode == LockMode::Write)
             });
             if let Some(held) = excluded {
-                let why = format!("client {place} has {lock:?} while client {other} has {held:?}");
+                let why =
+                    format!("client {client_index} has {lock:?} while client {other} has {held:?}");
                 return self.fail(why);
             }
         }
-        self.clients[place].locks.push(*lock);
+        self.clients[client_index].locks.push(*lock);
     }
 }

@@ -1,5 +1,5 @@
-//! Clients with tokens: these end, by time or because somebody revokes them, and nothing is carried
-//! out that is asked with one that has.
+//! Clients with tokens: these end, by time or by a revocation, and no call is carried out with one
+//! that has.
 
 use std::sync::Arc;
 
@@ -16,28 +16,28 @@ use crate::prng::Prng;
 impl World {
     /// A token for a client, if one is needed, and when it ends. One that is made when the faults
     /// are over does not.
-    pub(super) fn new_token(&mut self, dice: &mut Prng) -> Option<(Arc<Token>, Option<Nanos>)> {
-        let (id, secret) = (dice.bits(), dice.bits());
+    pub(super) fn new_token(&mut self, prng: &mut Prng) -> Option<(Arc<Token>, Option<Nanos>)> {
+        let (id, secret) = (prng.bits(), prng.bits());
         let text = format!("kestrel-token:1:{id:016x}:{secret:064x}:-");
         let token = Token::parse(&text).expect("what reveal writes");
-        let wall = self.agenda.clock.now();
-        let ends = self.troubled && dice.chance(50);
-        let expires = ends.then(|| wall + dice.between(2, 30) * SECOND);
+        let wall = self.queue.clock.now();
+        let ends = self.troubled && prng.chance(50);
+        let expires = ends.then(|| wall + prng.between(2, 30) * SECOND);
         let record = TokenRecord::new(token.id, "sim", token.verifier(), wall);
         self.host.learn(TokenRecord { expires, ..record }).then(|| (Arc::new(token), expires))
     }
 
     /// Whether a client's token has ended.
-    pub(super) fn is_outlived(&self, place: usize) -> bool {
-        self.clients[place].expires.is_some_and(|expires| expires <= self.agenda.clock.now())
+    pub(super) fn is_outlived(&self, client_index: usize) -> bool {
+        self.clients[client_index].expires.is_some_and(|expires| expires <= self.queue.clock.now())
     }
 
-    /// A call was answered that was asked with a token that had ended.
-    pub(super) fn judge_late(&mut self, place: usize, call: usize, reply: &Reply) {
+    /// A call was answered that came with a token that had ended.
+    pub(super) fn check_late(&mut self, client_index: usize, call: usize, reply: &Reply) {
         let late = self.history.records[call].late;
         if late == Some(self.clock_set_back) && !is_refused(reply) {
             self.fail(format!(
-                "call {call} of client {place} was asked with a token that had ended: {reply:?}"
+                "call {call} of client {client_index} was asked with a token that had ended: {reply:?}"
             ));
         }
     }

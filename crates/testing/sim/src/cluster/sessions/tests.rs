@@ -41,8 +41,8 @@ fn tick(host: &mut Host) -> Option<String> {
 }
 
 /// An open of a client that is gone is being given back when the store fails. The node's process
-/// has counted that in memory and gets no answer: it is not asked to give the open back a second
-/// time, which it would refuse with `EBADF` (seed 2188 of three nodes).
+/// has counted that in memory and gets no answer: it does not get the release a second time, which
+/// it would refuse with `EBADF` (seed 2188 of three nodes).
 #[test]
 fn store_that_fails_during_a_release() {
     let (mut host, _) = host();
