@@ -5,19 +5,29 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::several::Several;
 use common::*;
 use kestrel_admin::check::{Options, ReadData};
 use kestrel_admin::finding::{FindingKind as K, Severity};
 use kestrel_admin::references::{Reference, Seen, for_each};
-use kestrel_admin::rows::{DirId, INODES, encode_ceiling, encode_xattr, put};
+use kestrel_admin::rows::{
+    DirId, INODES, encode_ceiling, encode_shares_with_history, encode_xattr, put,
+};
 use kestrel_blockstore::object::placed_check;
 use kestrel_blockstore::store::BlockStore;
+use kestrel_engine::Mutation;
+use kestrel_meta::node::{Node, NodeConfig};
+use kestrel_types::clock::SystemClock;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, Kind};
-use kestrel_types::key::Table;
+use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::name::Name;
+use kestrel_types::snapshot::{HISTORY_SHARE, SnapshotInfo, encode_history, history_key};
+use kestrel_types::stat::ObjStat;
 
 /// Plants damage, expects exactly these kinds of errors, repairs, and expects no errors.
 fn mends(name: &str, plant: impl Fn(&Volume), expected: &[K]) -> Volume {
@@ -646,4 +656,102 @@ fn everything_at_once_is_mended() {
     assert!(done > 5 && left.is_empty(), "{left:#?}");
     assert_eq!(volume.check().1.errors(), 0);
     assert_eq!(Entry::peek(&volume.value(Table::Entry, ROOT, b"a").unwrap()), Ok((A, Kind::Dir)));
+}
+
+/// A snapshot, what a file was at it, and the account of that.
+fn with_snapshot(volume: &Volume) -> SnapshotInfo {
+    let name = |text: &[u8]| Name::new(text).unwrap();
+    let info = SnapshotInfo {
+        id: 500,
+        dir: A,
+        name: name(b"monday"),
+        created: NOW,
+        removing: false,
+        holds: vec![name(b"backup")],
+    };
+    let then = inode(77, Kind::File, 90, Data::Packed { range: range(1, 0, 90), visible: 90 });
+    let old = Entry::Inode(then).encode();
+    let of = KeyRef::new(Table::Entry, A, b"gone");
+    let rows = [(info.key(), info.encode()), (history_key(of, 500), encode_history(Some(&old)))];
+    let stat = ObjStat { referenced: 90 }.encode();
+    let shares = put(Table::System, 0, b"shares", encode_shares_with_history(4));
+    let rows = rows.into_iter().map(|(key, value)| Mutation { key, value: Some(value) });
+    let account = put(Table::ObjStat, 1, &HISTORY_SHARE.to_be_bytes(), stat);
+    volume.apply(rows.chain([shares, account]).collect());
+    info
+}
+
+/// Damage of snapshots and of history, and what becomes of it: these kinds are found, and these
+/// are left after a repair.
+fn history_damage(name: &str, plant: impl Fn(&Volume, &SnapshotInfo), found: &[K], left: &[K]) {
+    let volume = Volume::new();
+    let info = with_snapshot(&volume);
+    plant(&volume, &info);
+    assert_eq!(volume.kinds(), found, "{name}: {:#?}", volume.check().0);
+    let remaining: Vec<K> = volume.repair().0.into_iter().map(|finding| finding.kind).collect();
+    assert_eq!(remaining, left, "{name}");
+    assert_eq!(volume.repair().1, 0, "{name}: a second repair has nothing to do");
+    Node::open(Arc::new(volume.engine), Arc::new(SystemClock), NodeConfig::default()).unwrap();
+}
+
+/// Records of snapshots and rows of table `history`.
+#[test]
+fn history_of_snapshots() {
+    let volume = Volume::new();
+    let before = volume.check().1.referenced_bytes;
+    with_snapshot(&volume);
+    let (found, totals) = volume.check();
+    assert_eq!((found, totals.referenced_bytes), (vec![], before + 90));
+
+    let history = |suffix: &[u8]| history_key(KeyRef::new(Table::Entry, A, suffix), 500);
+    let row = |key: Key, value: &[u8]| vec![Mutation { key, value: Some(value.into()) }];
+    history_damage(
+        "a damaged record",
+        |v, info| v.apply(row(info.key(), b"x")),
+        &[K::SystemWrong, K::HistoryDangling],
+        &[],
+    );
+    history_damage(
+        "no record",
+        |v, info| v.delete(Table::System, 0, &info.key().suffix),
+        &[K::HistoryDangling],
+        &[],
+    );
+    history_damage(
+        "a number of workers that keeps no program away",
+        |v, _| v.apply(vec![put(Table::System, 0, b"shares", encode_ceiling(4))]),
+        &[K::SystemWrong],
+        &[],
+    );
+    history_damage(
+        "an account",
+        |v, _| v.delete(Table::ObjStat, 1, &HISTORY_SHARE.to_be_bytes()),
+        &[K::ObjStatWrong],
+        &[],
+    );
+    history_damage(
+        "a clock behind a snapshot",
+        |v, _| v.apply(vec![put(Table::System, 0, b"clock", encode_ceiling(400))]),
+        &[K::SystemWrong],
+        &[],
+    );
+    history_damage(
+        "a key that is none",
+        |v, _| v.apply(row(Key::new(Table::History, A, b"\x01x"), b"")),
+        &[K::RowUnknown],
+        &[],
+    );
+    let there_is_none = encode_history(None);
+    for (name, value) in [("a value", &b"\x07"[..]), ("a row", &b"\x01\x01damaged"[..])] {
+        history_damage(
+            name,
+            |v, _| v.apply(row(history(b"other"), value)),
+            &[K::HistoryDamaged],
+            &[K::HistoryDamaged],
+        );
+    }
+    let volume = Volume::new();
+    with_snapshot(&volume);
+    volume.apply(row(history(b"other"), &there_is_none));
+    assert_eq!(volume.kinds(), []);
 }
