@@ -5,17 +5,21 @@
     snapshots.py make DIR SEED     a tree with files of all kinds
     snapshots.py churn DIR SEED    changes everything in it heavily
     snapshots.py compare A B       fails if two trees differ in anything that can be seen
+    snapshots.py quiet MOUNT DIR   fails if a second walk of DIR, on the mount, sends a request
     snapshots.py numbers DIR       fails if two inodes below DIR show one number
 """
 
 import errno
 import fcntl
+import json
 import os
 import random
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 TESTS = []
@@ -458,8 +462,50 @@ def numbers(d):
     assert seen
 
 
+def requests(mount):
+    """Requests that the mount has sent to the metadata since its start. (Not those for totals,
+    which statfs(2) asks for: find does so, and what is free changes.)"""
+    kestrel = os.environ["KESTREL"]
+    out = subprocess.check_output([kestrel, "stats", mount, "--once", "--json"])
+    kinds = json.loads(out)["metadata_requests"]
+    return sum(kind["requests"] for kind in kinds if kind["kind"] != "usage")
+
+
+def quiet(mount, d):
+    """A second walk by tools: every name, attribute and byte. They begin in the directory, since
+    the path to it is live."""
+    fd = os.open(d, os.O_RDONLY)
+    tools = [
+        ["find", ".", "-ls"],
+        ["tar", "--xattrs", "-cf", "/dev/stdout", "."],
+        ["find", ".", "-type", "f", "-exec", "cat", "{}", "+"],
+    ]
+
+    def walk():
+        for tool in tools:
+            out = subprocess.run(
+                tool, stdout=subprocess.PIPE, preexec_fn=lambda: os.fchdir(fd), check=True
+            )
+            assert len(out.stdout) > 1000
+
+    walk()
+    # What was closed before is told to the node.
+    time.sleep(0.3)
+    begin = requests(mount)
+    before = requests(mount)
+    walk()
+    after = requests(mount)
+    os.close(fd)
+    # To ask for the figures takes requests, too.
+    sent = (after - before) - (before - begin)
+    assert sent == 0, f"{sent} requests"
+
+
 def main():
     verb, d = sys.argv[1:3]
+    if verb == "quiet":
+        quiet(d, sys.argv[3])
+        return
     if verb in ("make", "churn"):
         {"make": make, "churn": churn}[verb](d, int(sys.argv[3]))
         return

@@ -109,21 +109,58 @@ impl SnapshotMetadata {
                 Ok(inode) => self.opened(creds, &inode, flags, Some(place.base))?,
                 Err(outcome) => Err(outcome),
             },
-            Op::ListXattr(inode) if !kept(inode.ino)?.xattrs => Ok(Answer::Bytes(Box::default())),
-            Op::GetXattr(inode, name) => {
-                let inode = kept(inode.ino).filter(|inode| !inode.xattrs)?;
-                match attribute_of_none(name) {
-                    Some(error) => Err(error.into()),
-                    None if matches!(inode.kind, Kind::File | Kind::Dir) => {
-                        let absent = FsError::new(libc::ENODATA, "no such extended attribute");
-                        access::of_removed(creds, &inode, READ).and(Err(absent.into()))
-                    }
-                    None => return None,
-                }
-            }
+            Op::ListXattr(inode) => Ok(Answer::Bytes(self.attribute_names(creds, inode.ino)?)),
+            Op::GetXattr(inode, name) => self.attribute(creds, inode.ino, name)?,
             _ => return None,
         };
         Some(answered)
+    }
+
+    /// Names of extended attributes, if they are kept: users other than root are not told all.
+    fn attribute_names(&self, creds: &Creds, ino: InodeId) -> Option<Box<[u8]>> {
+        if !self.kept.inode(self.at, ino)?.xattrs {
+            return Some(Box::default());
+        }
+        let names = self.kept.attribute(self.at, ino, b"").filter(|_| creds.uid == 0)?;
+        Some(names.as_ref().into())
+    }
+
+    /// An extended attribute, if what is kept says all about it.
+    fn attribute(
+        &self,
+        creds: &Creds,
+        ino: InodeId,
+        name: &[u8],
+    ) -> Option<Result<Answer, Outcome>> {
+        let inode = self.kept.inode(self.at, ino)?;
+        if let Some(error) = attribute_of_none(name)
+            && (!inode.xattrs || name.starts_with(b"system."))
+        {
+            return Some(Err(error.into()));
+        }
+        let value = match inode.xattrs {
+            true => self.kept.attribute(self.at, ino, name),
+            false => None,
+        };
+        let names = || self.kept.attribute(self.at, ino, b"");
+        let is_absent = !inode.xattrs
+            || names().is_some_and(|names| !names.split(|byte| *byte == 0).any(|one| one == name));
+        let answer = match value {
+            Some(value) => Ok(Answer::Bytes(value.as_ref().into())),
+            None if is_absent => Err(no_attribute().into()),
+            None => return None,
+        };
+        match name {
+            name if name.starts_with(b"security.") => Some(answer),
+            name if name.starts_with(b"trusted.") && creds.uid == 0 => Some(answer),
+            name if name.starts_with(b"user.")
+                && name.len() > b"user.".len()
+                && matches!(inode.kind, Kind::File | Kind::Dir) =>
+            {
+                Some(access::of_removed(creds, &inode, READ).and(answer))
+            }
+            _ => None,
+        }
     }
 
     /// What is kept of an entry of a directory that is kept, or why the caller may not look.
@@ -176,18 +213,27 @@ struct Asked {
     lists: bool,
     /// Which one, if the answer does not say.
     dir: Option<InodeId>,
+    /// It asks for this extended attribute of an inode; under the empty name for all names.
+    attribute: Option<(InodeId, Box<[u8]>)>,
 }
 
 impl Asked {
-    fn of(op: &Op) -> Self {
+    fn of(creds: &Creds, op: &Op) -> Self {
         match op {
+            Op::ListXattr(inode) if creds.uid == 0 => {
+                Self { attribute: Some((inode.ino, Box::default())), ..Self::default() }
+            }
+            Op::GetXattr(inode, name) => {
+                Self { attribute: Some((inode.ino, name.clone())), ..Self::default() }
+            }
             Op::Lookup(place) => Self { name: Some(place.name.clone()), ..Self::default() },
             Op::OpenAt(place, flags) => {
-                Self { name: Some(place.name.clone()), lists: flags.read, dir: None }
+                Self { name: Some(place.name.clone()), lists: flags.read, ..Self::default() }
             }
             Op::Open(_, flags) => Self { lists: flags.read, ..Self::default() },
             Op::Access(inode, mask) => {
-                Self { name: None, lists: mask & READ != 0, dir: Some(inode.ino) }
+                let dir = Some(inode.ino);
+                Self { lists: mask & READ != 0, dir, ..Self::default() }
             }
             _ => Self::default(),
         }
@@ -228,12 +274,15 @@ impl Metadata for SnapshotMetadata {
         if let Some(reply) = self.answer(&creds, &op) {
             return done(reply);
         }
-        let (at, kept, asked) = (self.at, self.kept.clone(), Asked::of(&op));
+        let (at, kept, asked) = (self.at, self.kept.clone(), Asked::of(&creds, &op));
         let request = Request { creds, op: Op::At(at, Box::new(op)) };
         self.live.submit(
             request,
             Box::new(move |reply| {
                 kept.learn(at, asked.name.as_ref(), &reply);
+                if let (Some((ino, name)), Ok(Answer::Bytes(value))) = (&asked.attribute, &reply) {
+                    kept.learn_attribute(at, *ino, name, value);
+                }
                 if let Some(dir) = asked.listable(&reply) {
                     kept.note_listable(at, dir);
                 }
@@ -266,6 +315,10 @@ impl Metadata for SnapshotMetadata {
 
 fn read_only() -> FsError {
     FsError::new(libc::EROFS, "a snapshot never changes: change the live directory")
+}
+
+fn no_attribute() -> FsError {
+    FsError::new(libc::ENODATA, "no such extended attribute")
 }
 
 fn gone() -> FsError {

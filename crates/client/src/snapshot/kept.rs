@@ -33,6 +33,8 @@ struct Generation {
     inodes: FxHashMap<Key, Arc<Inode>>,
     /// Entries by their directories.
     names: FxHashMap<Key, FxHashMap<Name, InodeId>>,
+    /// Extended attributes, by their names; under the empty name all names.
+    attributes: FxHashMap<Key, FxHashMap<Box<[u8]>, Arc<[u8]>>>,
     /// Directories that a node has let this client list.
     listable: FxHashSet<Key>,
     bytes: usize,
@@ -60,6 +62,14 @@ impl Shard {
         let names = self.young.names.entry(dir).or_default();
         if names.insert(name.clone(), ino).is_none() {
             self.grow(NAME_BYTES + name.as_bytes().len(), half);
+        }
+    }
+
+    fn keep_attribute(&mut self, key: Key, name: &[u8], value: Arc<[u8]>, half: usize) {
+        let bytes = NAME_BYTES + name.len() + value.len();
+        let attributes = self.young.attributes.entry(key).or_default();
+        if attributes.insert(name.into(), value).is_none() {
+            self.grow(bytes, half);
         }
     }
 
@@ -123,6 +133,24 @@ impl KeptInodes {
         Some(ino)
     }
 
+    /// Value of an extended attribute, or under the empty name all names, if that is kept.
+    pub fn attribute(&self, at: SnapshotId, ino: InodeId, name: &[u8]) -> Option<Arc<[u8]>> {
+        let key = (at, ino);
+        let mut shard = self.shard(key).lock();
+        let known = |generation: &Generation| generation.attributes.get(&key)?.get(name).cloned();
+        if let Some(value) = known(&shard.young) {
+            return Some(value);
+        }
+        let value = known(&shard.old)?;
+        shard.keep_attribute(key, name, value.clone(), self.half);
+        Some(value)
+    }
+
+    /// Keeps the value of an extended attribute, or under the empty name all names.
+    pub fn learn_attribute(&self, at: SnapshotId, ino: InodeId, name: &[u8], value: &[u8]) {
+        self.shard((at, ino)).lock().keep_attribute((at, ino), name, value.into(), self.half);
+    }
+
     /// Whether a node has let this client list a directory. One with tokens has to be asked first.
     pub fn is_listable(&self, at: SnapshotId, dir: InodeId) -> bool {
         let shard = self.shard((at, dir)).lock();
@@ -160,6 +188,7 @@ impl KeptInodes {
             for generation in [young, old] {
                 generation.inodes.retain(|(of, _), _| *of != at);
                 generation.names.retain(|(of, _), _| *of != at);
+                generation.attributes.retain(|(of, _), _| *of != at);
                 generation.listable.retain(|(of, _)| *of != at);
             }
         }

@@ -13,6 +13,7 @@ struct Live(Mutex<Vec<Op>>);
 fn inode(ino: InodeId) -> Box<Inode> {
     let kind = if ino == 20 { Kind::Dir } else { Kind::File };
     let mut inode = Inode::new(ino, kind, 0, 5);
+    inode.xattrs = ino == 22;
     (inode.uid, inode.gid, inode.mode) = (7, 8, if ino == 20 { 0o750 } else { 0o640 });
     Box::new(inode)
 }
@@ -27,6 +28,8 @@ impl Metadata for Live {
                 Ok(Answer::Opened { inode: inode(asked.ino), created: false, parent: None })
             }
             Op::Access(..) => Ok(Answer::Done),
+            Op::ListXattr(_) => Ok(Answer::Bytes(b"user.a\0trusted.b\0"[..].into())),
+            Op::GetXattr(_, name) if **name == *b"user.a" => Ok(Answer::Bytes(b"value"[..].into())),
             other => panic!("not expected: {other:?}"),
         };
         self.0.lock().unwrap().push((**op).clone());
@@ -101,6 +104,27 @@ fn second_walk_sends_nothing() {
     assert_eq!(errno(ask(&metadata, 1, Op::Open(by_id(21), READS))), libc::EACCES);
     assert_eq!(errno(ask(&metadata, 1, Op::Access(by_id(20), READ))), libc::EACCES);
     assert_eq!(live.0.lock().unwrap().len(), 3);
+}
+
+/// Extended attributes are asked for once, and are those that the caller may read.
+#[test]
+fn extended_attributes_are_asked_for_once() {
+    let (live, metadata) = at(ROOT);
+    let get = |uid, name: &[u8]| ask(&metadata, uid, Op::GetXattr(by_id(22), name.into()));
+    ask(&metadata, 0, Op::GetAttr(by_id(22))).unwrap();
+    for _ in 0..2 {
+        let names = ask(&metadata, 0, Op::ListXattr(by_id(22))).unwrap();
+        assert!(matches!(names, Answer::Bytes(names) if names.len() == 17));
+        let value = get(7, b"user.a").unwrap();
+        assert!(matches!(value, Answer::Bytes(value) if *value == *b"value"));
+        assert_eq!(errno(get(0, b"user.absent")), libc::ENODATA);
+        assert_eq!(errno(get(0, b"system.posix_acl_access")), libc::EOPNOTSUPP);
+    }
+    assert_eq!(live.0.lock().unwrap().len(), 3);
+    assert_eq!(errno(get(1, b"user.a")), libc::EACCES);
+    // Users are not told of all names: the node knows which.
+    ask(&metadata, 7, Op::ListXattr(by_id(22))).unwrap();
+    assert_eq!(live.0.lock().unwrap().len(), 4);
 }
 
 /// A directory that no node has let this client list is asked for, though its mode is known.
