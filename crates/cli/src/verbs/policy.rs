@@ -29,7 +29,7 @@ use super::{mount_above, print_json};
 
 Fields:
   consistency  strict         every look sees every change (default)
-               close-to-open  names and attributes may be 1 s old; opens see all
+               close-to-open  names and attributes may be 1 s old; opens show present content
                immutable      every change below is refused (EPERM); mounts keep names and
                               attributes without asking, for up to an hour
 
