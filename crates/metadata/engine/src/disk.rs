@@ -13,6 +13,8 @@ pub mod sim;
 use std::io;
 use std::sync::Arc;
 
+use super::EngineError;
+
 /// A flat directory of files.
 pub trait Disk: Send + Sync {
     /// Names of all files.
@@ -55,4 +57,19 @@ pub trait DiskFile: Send + Sync {
 
     /// Makes all writes durable.
     fn sync(&self) -> io::Result<()>;
+}
+
+/// An error of the disk, in words.
+pub(crate) fn io_error(what: &str, why: &io::Error) -> EngineError {
+    if no_space(why) {
+        EngineError::NoSpace
+    } else {
+        EngineError::Io(format!("metadata engine: {what} failed: {why}"))
+    }
+}
+
+/// Whether an error means that the disk is full.
+pub(crate) fn no_space(why: &io::Error) -> bool {
+    why.kind() == io::ErrorKind::StorageFull
+        || matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }

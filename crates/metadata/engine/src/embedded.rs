@@ -5,9 +5,6 @@
 //! | `embedded/open.rs` | a new engine, or the recovery of one |
 //! | `embedded/sync.rs` | the thread that syncs the log |
 //! | `embedded/flush.rs` | dirty rows to the runs, clean rows out of memory |
-//! | `embedded/checkpoint.rs` | the position at which reading the log begins |
-//! | `embedded/fence.rs` | the epoch, and the check whether another process has claimed the files |
-//! | `embedded/small_record.rs` | the layout of records of 64 bytes, which are kept twice |
 //! | `embedded/salvage.rs` | recovery of what is intact in damaged files |
 //! | `embedded/tests.rs` | tests of the whole engine |
 //!
@@ -20,19 +17,15 @@
 //! - **Flush**: one thread (`flush`) copies dirty rows to the runs, moves the checkpoint and
 //!   recycles the log. Another evicts clean rows when memory is short, a third merges runs.
 
-pub(super) mod checkpoint;
-pub(super) mod fence;
 mod flush;
 mod open;
 pub mod salvage;
-pub(super) mod small_record;
 mod sync;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,21 +38,21 @@ use kestrel_types::key::{KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 
 use super::disk::Disk;
 use super::durability::Waiters;
+use super::fence::Fenced;
 use super::log::Log;
-pub use super::log::format::Uuid;
 use super::log::format::put_mutation;
 pub use super::log::recovery::Verify;
 use super::rows::{MemoryRows, Miss};
+pub use super::runs::Compression;
 use super::runs::Runs;
 use super::scan::Scans;
+pub use super::small_record::Uuid;
 use super::taps::Taps;
 use super::{
     BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch,
     Fence, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
-use fence::Fenced;
 use flush::Flusher;
-pub(crate) use open::io_error;
 use sync::Syncer;
 
 /// Whether a path below the engine's directory is that of a file, or of a directory, that it makes
@@ -89,15 +82,6 @@ const MEMORY_BYTES_MIN: u64 = 64 << 10;
 /// Sizes of a log segment, bytes.
 const SEGMENT_BYTES_MIN: u64 = 16 << 10;
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
-
-/// Compression of blocks in the sorted runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
-    /// As they are.
-    None,
-    /// LZ4.
-    Lz4,
-}
 
 /// Settings of an embedded engine. They may change from one open to the next.
 #[derive(Debug, Clone)]
@@ -217,12 +201,6 @@ thread_local! {
 
 /// Bytes of a thread's buffer that are kept between batches.
 const RECORD_KEPT: usize = 1 << 20;
-
-/// Whether an error means that the disk is full.
-pub(super) fn no_space(why: &io::Error) -> bool {
-    why.kind() == io::ErrorKind::StorageFull
-        || matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
-}
 
 impl EmbeddedEngine {
     /// Opens the engine in `dir`, or makes a new one there. `before_sync` runs before each sync of

@@ -38,6 +38,8 @@
 //! | --- | --- |
 //! | [`embedded`] | the engine on a local disk |
 //! | `log`, `disk` | its log; the few file operations that the log needs |
+//! | `checkpoint`, `fence` | where reading the log begins; the epoch of the files |
+//! | `small_record` | the layout of records of 64 bytes, which are kept twice |
 //! | `rows`, `scan` | rows in memory; scans that merge them with those below |
 //! | `runs` | sorted runs on disk |
 //! | [`memory`] | the engine in memory |
@@ -57,6 +59,7 @@
 //! - Once a store was claimed, commits through older handles change nothing ([`Engine::claim`]).
 
 pub mod cancellable;
+mod checkpoint;
 mod claimed;
 mod disk;
 mod durability;
@@ -64,6 +67,7 @@ pub mod elsewhere;
 pub mod embedded;
 #[cfg(any(test, feature = "exercise"))]
 pub mod exercise;
+mod fence;
 mod latency_hint;
 mod layer;
 mod log;
@@ -72,6 +76,7 @@ pub mod row_cache;
 mod rows;
 mod runs;
 mod scan;
+mod small_record;
 mod taps;
 
 pub use claimed::{Claimed, Fence};

@@ -33,8 +33,7 @@ use kestrel_types::crash;
 use kestrel_types::ids::Position;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::disk::DiskFile;
-use super::embedded::no_space;
+use super::disk::{DiskFile, no_space};
 use super::{BeforeSync, EngineError, Epoch};
 use format::{ALIGN, Kind, PAYLOAD_MAX, RECORD_HEADER, SEGMENT_HEADER, seal};
 use segments::{FREE_IDLE, Segment, Segments};

@@ -16,6 +16,15 @@ pub(super) mod salvage;
 
 use super::EngineError;
 
+/// Compression of blocks in the sorted runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// As they are.
+    None,
+    /// LZ4.
+    Lz4,
+}
+
 /// A sorted stream of rows, for one ingestion. Keys ascend strictly; `None` deletes.
 pub(super) type Changes<'a> = dyn FnMut(
         &mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,

@@ -12,9 +12,9 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
 
 use super::durability::Waiters;
-use super::embedded::small_record::ADVICE;
 use super::rows::{Copied, GroupKey, MemoryRows, WholeRow, not_durable};
 use super::runs::{Bytes, Cursor, Sorted};
+use super::small_record::ADVICE;
 use super::{EngineError, VisitRow};
 
 /// Rows of the first window; many scans want only a few.

@@ -24,8 +24,8 @@ use kestrel_types::key::PREFIX_LEN;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::rows::{Copied, GroupKey};
-use super::checkpoint::{self, Checkpoint};
 use super::{BatchKind, EngineError, Shared};
+use crate::checkpoint::{self, Checkpoint};
 
 /// Log that a clean close may leave, bytes: about a second of reading.
 pub(super) const CLOSE_LOG_MAX: u64 = 128 << 20;
@@ -234,7 +234,7 @@ impl Shared {
         self.fence.check(&*self.disk, &self.uuid)?;
         let generation = self.log.generation_after(position);
         checkpoint::write(&*self.disk, &self.uuid, Checkpoint { position, generation, durable })
-            .map_err(|why| super::open::io_error("writing the checkpoint", &why))?;
+            .map_err(|why| crate::disk::io_error("writing the checkpoint", &why))?;
         Ok(generation)
     }
 

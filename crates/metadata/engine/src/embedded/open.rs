@@ -1,45 +1,33 @@
 //! Opening: a new engine, or recovery of one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use kestrel_types::ids::Position;
 
-use super::super::disk::Disk;
+use super::super::checkpoint::{self, Checkpoint};
 use super::super::disk::real::RealDisk;
+use super::super::disk::{Disk, io_error};
 use super::super::durability::Waiters;
-use super::super::log::format::{Change, SEGMENT_HEADER, Uuid};
+use super::super::fence::Fenced;
+use super::super::log::format::{Change, SEGMENT_HEADER};
 use super::super::log::recovery::{RecoveryContext, Verify, recover};
 use super::super::log::segments::{Segments, Sizes, generation_of};
 use super::super::log::{Log, Start};
 use super::super::rows::MemoryRows;
 use super::super::runs::Runs;
 use super::super::runs::lsm::LsmRuns;
-use super::checkpoint::{self, Checkpoint};
-use super::fence::Fenced;
+use super::super::small_record::{ADVICE, Uuid};
 use super::flush::Flusher;
-use super::small_record::ADVICE;
 use super::sync::Syncer;
-use super::{
-    BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space,
-};
+use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared};
 
 /// What a thread does.
 type ThreadBody = fn(&Shared);
-
-/// An error of the disk, in words.
-pub(crate) fn io_error(what: &str, why: &io::Error) -> EngineError {
-    if no_space(why) {
-        EngineError::NoSpace
-    } else {
-        EngineError::Io(format!("metadata engine: {what} failed: {why}"))
-    }
-}
 
 /// Longest wait for a process that has let go of its volume and is still ending.
 const LOCK_WAIT: Duration = Duration::from_secs(5);

@@ -16,14 +16,16 @@ use super::super::disk::real::RealDisk;
 use super::super::disk::{Disk, DiskFile};
 use super::super::log::flipped::unflip;
 use super::super::log::format::{
-    ALIGN, Kind, RECORD_HEADER, Record, SEGMENT_HEADER, Uuid, decode_header, decode_mutations,
+    ALIGN, Kind, RECORD_HEADER, Record, SEGMENT_HEADER, decode_header, decode_mutations,
     decode_record, decode_segment_header, to_owned,
 };
 use super::super::log::segments::generation_of;
 use super::super::runs::salvage::{LostBlock, read_intact};
-use super::checkpoint::{self, Checkpoint};
-use super::open::{io_error, lock};
+use super::open::lock;
 use super::{EngineError, Epoch, Mutation};
+use crate::checkpoint::{self, Checkpoint};
+use crate::disk::io_error;
+use crate::small_record::Uuid;
 
 /// Something that could not be recovered.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, SUFFIX_MAX, Table};
 
-use crate::embedded::small_record::{self, ADVICE, RecordKind};
+use crate::small_record::{self, ADVICE, RecordKind, Uuid, u64_at};
 use crate::{EngineError, Epoch, Mutation};
 
 /// How the record at the beginning of a segment looks.
@@ -20,9 +20,6 @@ pub(crate) const RECORD_HEADER: usize = 32;
 pub(crate) const ALIGN: usize = 8;
 /// Most bytes of a record's payload.
 pub(crate) const PAYLOAD_MAX: usize = 1 << 30;
-
-/// A volume's identity.
-pub type Uuid = [u8; 16];
 
 /// What a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,10 +91,6 @@ pub(crate) fn decode_segment_header(
         HEADER.decode_either([part(0), part(HEADER_COPY)], uuid, file)?;
     // Format 1 has zeros there.
     Ok((Header { generation, epoch: Epoch(epoch), base }, is_whole))
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

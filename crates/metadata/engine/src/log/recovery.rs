@@ -10,15 +10,15 @@ use std::sync::Arc;
 use kestrel_types::ids::Position;
 
 use super::format::{
-    ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, Uuid, decode_header, decode_mutations,
+    ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, decode_header, decode_mutations,
     decode_record, decode_segment_header, encode_segment_header, to_owned,
 };
 use super::segments::{Segments, Sizes, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
+use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, DiskFile};
-use crate::embedded::checkpoint::Checkpoint;
-use crate::embedded::fence::{self, Fenced};
-use crate::embedded::small_record::ADVICE;
+use crate::fence::{self, Fenced};
+use crate::small_record::{ADVICE, Uuid};
 use crate::{EngineError, Epoch, Mutation};
 
 /// Decides about a batch that no sync marker covers: false cuts the log before it.

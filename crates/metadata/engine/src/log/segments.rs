@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use kestrel_types::ids::Position;
 
-use super::format::{Header, SEGMENT_HEADER, Uuid, encode_segment_header};
+use super::format::{Header, SEGMENT_HEADER, encode_segment_header};
 use crate::Epoch;
-use crate::disk::{Disk, DiskFile};
-use crate::embedded::fence::Fenced;
-use crate::embedded::no_space;
+use crate::disk::{Disk, DiskFile, no_space};
+use crate::fence::Fenced;
+use crate::small_record::Uuid;
 
 /// Files kept for recycling while the log is busy: writing zeros to new ones costs as much as the
 /// log itself.

@@ -23,10 +23,10 @@ use lsm_tree::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted, manifest};
+use super::{Bytes, Changes, Compression, Cursor, EngineError, Runs, Sorted, manifest};
+use crate::disk::no_space;
 use crate::disk::real::free_bytes;
-use crate::embedded::small_record::ADVICE;
-use crate::embedded::{Compression, no_space};
+use crate::small_record::ADVICE;
 
 /// Bits of bloom filter a row: 1 % false positives.
 const BLOOM_BITS: f32 = 10.0;

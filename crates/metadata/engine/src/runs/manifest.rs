@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::EngineError;
-use crate::embedded::io_error;
-use crate::embedded::small_record::ADVICE;
+use crate::disk::io_error;
+use crate::small_record::ADVICE;
 
 /// File of the tree that names the newest version.
 const CURRENT: &str = "current";

@@ -18,7 +18,7 @@ use lsm_tree::{CompressionType, InternalValue, table::Scanner};
 
 use super::manifest;
 use crate::EngineError;
-use crate::embedded::io_error;
+use crate::disk::io_error;
 
 /// First bytes of a block.
 const BLOCK_MAGIC: [u8; 4] = *b"LSM\x03";

@@ -10,7 +10,9 @@ use std::io;
 
 use crate::EngineError;
 use crate::disk::Disk;
-use crate::log::format::{Uuid, u64_at};
+
+/// A volume's identity.
+pub type Uuid = [u8; 16];
 
 /// Bytes of a record.
 pub(crate) const BYTES: usize = 64;
@@ -205,6 +207,10 @@ fn content(disk: &dyn Disk, name: &str) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(BYTES)];
     file.read_at(&mut bytes, 0)?;
     Ok(Some(bytes))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]

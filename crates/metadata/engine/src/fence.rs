@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::small_record::{ADVICE, RecordKind};
-use crate::disk::Disk;
-use crate::log::format::Uuid;
+use super::small_record::{ADVICE, RecordKind, Uuid};
+use crate::disk::{Disk, io_error};
 use crate::{EngineError, Epoch};
 
 /// Name of the file.
@@ -49,7 +48,7 @@ impl Fenced {
     /// the log's records are read.
     pub fn open(disk: &dyn Disk, uuid: &Uuid, highest: Epoch) -> Result<Self, EngineError> {
         let held = Epoch(read(disk, uuid)?.max(highest).0 + 1);
-        write(disk, uuid, held).map_err(|why| super::open::io_error("writing its epoch", &why))?;
+        write(disk, uuid, held).map_err(|why| io_error("writing its epoch", &why))?;
         Ok(Self { held: Mutex::new(held) })
     }
 
@@ -82,7 +81,7 @@ impl Fenced {
         self.check(disk, uuid)?;
         let mut held = self.held.lock();
         let next = Epoch(held.0 + 1);
-        write(disk, uuid, next).map_err(|why| super::open::io_error("writing its epoch", &why))?;
+        write(disk, uuid, next).map_err(|why| io_error("writing its epoch", &why))?;
         *held = next;
         Ok(next)
     }

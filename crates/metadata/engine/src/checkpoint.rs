@@ -7,10 +7,9 @@ use std::io;
 
 use kestrel_types::ids::Position;
 
-use super::small_record::{ADVICE, RecordKind};
+use super::small_record::{ADVICE, RecordKind, Uuid};
 use crate::EngineError;
 use crate::disk::Disk;
-use crate::log::format::Uuid;
 
 /// Name of the file.
 const NAME: &str = "checkpoint";
