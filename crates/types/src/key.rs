@@ -138,6 +138,7 @@ impl Key {
 }
 
 /// A suffix read as a number, for tables with a number as suffix; 0 for one of another length.
+#[inline]
 pub fn number_of(suffix: &[u8]) -> u64 {
     suffix.try_into().map_or(0, u64::from_be_bytes)
 }
