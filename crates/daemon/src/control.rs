@@ -15,6 +15,7 @@ use crate::jobs::{compact, dump, fsck, gc, info as info_job, settings, status, w
 use crate::metrics::{Snapshot, to_json};
 use crate::process::process_word;
 use crate::progress_stream::ProgressStream;
+use crate::snapshots::answer::{SnapshotEndpoint, changes};
 
 impl ControlEndpoint for Serving {
     fn snapshot(&self) -> Snapshot {
@@ -26,6 +27,7 @@ impl ControlEndpoint for Serving {
         self.facts.stats(&mut |name, value| snapshot.add(name, value));
         self.keeper.stats(&mut |name, value| snapshot.add(name, value));
         self.collector.stats(&mut |name, value| snapshot.add(name, value));
+        self.snapshots.stats(&mut |name, value| snapshot.add(name, value));
         super::map::metrics(self, &mut |name, value| snapshot.add(name, value));
         snapshot
     }
@@ -59,6 +61,7 @@ impl Serving {
             Some("remounted") if self.volume.mount_point.is_some() => {
                 return remounted(&self.volume.fs, question);
             }
+            Some("snapshot") => return self.of_snapshots(question),
             _ => {}
         }
         if let Some(section) = &self.volume.descriptor.cluster {
@@ -141,6 +144,22 @@ impl Serving {
             info::describe(&*self.volume.engine, &inode).map_err(|why| why.to_string())?;
         info_job::tell_places(&mut out, &self.volume.storage);
         Ok(out)
+    }
+
+    fn of_snapshots(&self, question: &Value) -> Result<Value, String> {
+        if changes(question) {
+            self.volume.may_change()?;
+        }
+        // A node of several has a part of the rows.
+        let engine = self.volume.descriptor.cluster.is_none().then_some(&*self.volume.engine);
+        let mut answer = SnapshotEndpoint { fs: &self.volume.fs, engine }.answer(question)?;
+        if question["act"] == "schedule"
+            && question["set"].is_string()
+            && let Some(dir) = answer["dir"].as_u64()
+        {
+            answer["failed"] = self.snapshots.changed(&self.volume, dir).err().into();
+        }
+        Ok(answer)
     }
 
     fn dump(&self, question: &Value) -> Result<Value, String> {

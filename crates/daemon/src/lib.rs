@@ -44,6 +44,7 @@
 //! | [`failover`], [`holder`], [`role`], [`node`] | a node of a cluster: failover, identity |
 //! | [`balance`], [`load`] | balancing of the nodes |
 //! | [`backup_schedule`], [`collector`], [`worker`] | backups and collections in the background |
+//! | [`snapshots`] | snapshots: answers about them, schedules, differences |
 //! | [`jobs`], [`nodes`] | work of verbs, on one volume or over the nodes that share it |
 //! | [`tls`], [`runtime`], [`atime`], [`units`], [`failure`] | what the others need |
 //!
@@ -89,6 +90,7 @@ pub mod serve;
 pub mod served_volume;
 pub mod serving;
 pub mod signals;
+pub mod snapshots;
 pub mod tls;
 pub mod tokens;
 pub mod units;

@@ -311,6 +311,11 @@ metrics! {
         "background collections that failed";
     "leftovers_deleted_objects_total" Counter "objects" Stable
         "objects deleted by background collections";
+    "scheduled_snapshots_total" Counter "snapshots" Stable "snapshots made by schedules";
+    "scheduled_snapshots_removed_total" Counter "snapshots" Stable
+        "snapshots removed as schedules say";
+    "scheduled_snapshot_failures_total" Counter "looks" Stable
+        "times that a schedule could not be kept: more than 0 needs attention";
     "store_dump_time_seconds" Gauge "seconds" Stable
         "start of the newest dump known, seconds since 1970; else 0";
     "shortcut_lookups_faked_total" Counter "lookups" Stable

@@ -23,6 +23,7 @@ use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
 use crate::progress_stream::ProgressStream;
+use crate::snapshots::answer::{SnapshotEndpoint, changes};
 
 /// What an error says of a server that answers, but not to this mount.
 pub const NOT_LET_IN: &str = "the server does not let this mount in";
@@ -105,6 +106,14 @@ impl ControlEndpoint for RemoteMount {
                 None => self.ask(question, None, tell),
             },
             Some("fsck" | "gc") => self.ask(question, None, tell),
+            Some("snapshot") => {
+                if changes(question) && self.is_read_only() {
+                    return Err(
+                        "the volume is mounted read-only; mount it for writing first".into()
+                    );
+                }
+                SnapshotEndpoint { fs: &self.fs, engine: None }.answer(question)
+            }
             Some("whole") => {
                 whole::serve(&self.fs, &self.storage, question, &ProgressStream::new(tell))
             }

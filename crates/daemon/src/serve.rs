@@ -48,6 +48,7 @@ use crate::questions::Questions;
 use crate::role::NodeRole;
 use crate::served_volume::ServedVolume;
 use crate::serving::Serving;
+use crate::snapshots::keeper::{KeepingSnapshots, SnapshotKeeper};
 use crate::tls::{ServeTls, TlsOptions};
 use takeover::{bind, open};
 
@@ -424,6 +425,7 @@ fn attend(
         cutting: crate::cutting::Cutting::default(),
         keeper: Arc::new(BackupScheduler::new(config.dumps, config.store.clone(), config.tls.tls)),
         collector: Arc::new(Collector::new(config.leftovers, config.store.clone(), config.tls.tls)),
+        snapshots: Arc::new(SnapshotKeeper::default()),
         succession: OnceLock::new(),
         end: Some(signalled.clone()),
     });
@@ -468,6 +470,8 @@ fn attend(
         .map_err(|why| fail(format!("no thread for dumps: {why}")))?;
     let collecting = Collecting::begin(&serving.collector, &serving.volume)
         .map_err(|why| fail(format!("no thread to collect with: {why}")))?;
+    let snapshots = KeepingSnapshots::begin(&serving.snapshots, &serving.volume)
+        .map_err(|why| fail(format!("no thread for snapshots: {why}")))?;
     let successor = successor(config, plan, &serving)
         .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
     let failure = match failure {
@@ -480,6 +484,7 @@ fn attend(
     };
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     drop(successor);
+    drop(snapshots);
     drop(collecting);
     drop(schedule);
     drop(balancer);

@@ -16,6 +16,8 @@ use super::failover::FailoverService;
 use super::mount_status::MountStatus;
 use super::node::NodeOfCluster;
 use super::served_volume::ServedVolume;
+use super::snapshots::answer::changes;
+use super::snapshots::keeper::SnapshotKeeper;
 
 /// See the module's header.
 pub struct Serving {
@@ -35,6 +37,8 @@ pub struct Serving {
     pub keeper: Arc<BackupScheduler>,
     /// What deletes objects that nothing refers to.
     pub collector: Arc<Collector>,
+    /// Keeps schedules of snapshots.
+    pub snapshots: Arc<SnapshotKeeper>,
     /// How other nodes are taken over, if they are.
     pub succession: OnceLock<Arc<FailoverService>>,
     /// The callback for the end of the process, if it serves others.
@@ -88,6 +92,7 @@ impl Serving {
         self.facts.describe(&self.volume.fs, out);
         out["dumps"] = self.keeper.status();
         out["leftovers"] = self.collector.status();
+        out["snapshot_schedules"] = self.snapshots.status();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
     }
 }
@@ -104,6 +109,7 @@ fn administers(question: &Value) -> Option<String> {
         "settings" => question.get("after").is_none(),
         "token" => matches!(question["action"].as_str(), Some("list" | "show")),
         "backup" => question["act"] == "list",
+        "snapshot" => !changes(question),
         _ => true,
     };
     let more =

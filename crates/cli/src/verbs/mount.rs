@@ -25,6 +25,7 @@ use kestrel_daemon::mount_status::MountStatus;
 use kestrel_daemon::remote::RemoteMount;
 use kestrel_daemon::runtime;
 use kestrel_daemon::served_volume::ServedVolume;
+use kestrel_daemon::snapshots::keeper::{KeepingSnapshots, SnapshotKeeper};
 use kestrel_daemon::units::{duration_arg, size_arg};
 use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
@@ -497,6 +498,7 @@ fn serve_here(
             args.store.options(),
             TlsMode::Auto,
         )),
+        snapshots: Arc::new(SnapshotKeeper::default()),
         succession: OnceLock::new(),
         end: None,
     });
@@ -504,11 +506,14 @@ fn serve_here(
         .map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
     let collecting = Collecting::begin(&serving.collector, &serving.volume)
         .map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
+    let snapshots = KeepingSnapshots::begin(&serving.snapshots, &serving.volume)
+        .map_err(|why| fail(&format!("no thread for snapshots: {why}")))?;
     let attended = |seen: Arc<Fs>| {
         let data = (&seen, &*serving.volume.storage);
         attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
+    drop(snapshots);
     drop(collecting);
     drop(schedule);
     let stored = fs

@@ -37,6 +37,7 @@ pub fn page(status: &Value, verbose: bool, own: &str) -> LabelledLines {
     holds(status, verbose, &mut page);
     dumps(&status["dumps"], status["nodes"].is_array(), &mut page);
     leftovers(&status["leftovers"], verbose, &mut page);
+    snapshots(&status["snapshot_schedules"], verbose, &mut page);
     if status["mounted"] == true {
         mount(status, verbose, &mut page);
     }
@@ -149,6 +150,19 @@ fn leftovers(told: &Value, verbose: bool, page: &mut LabelledLines) {
     let objects = of(number("deleted_objects"), "object", "objects");
     let size = bytes(number("deleted_bytes"));
     page.line("leftovers", format!("{state}; {runs}, {objects} with {size} deleted"));
+}
+
+/// What the process that has the volume open does about schedules of snapshots.
+fn snapshots(told: &Value, verbose: bool, page: &mut LabelledLines) {
+    let number = |name: &str| number(told, name);
+    if let Some(why) = told["why"].as_str() {
+        return page.warning("snapshots", why);
+    }
+    if number("scheduled_directories") > 0 && verbose {
+        let dirs = of(number("scheduled_directories"), "directory", "directories");
+        let (taken, removed) = (number("taken"), number("removed"));
+        page.line("snapshots", format!("{dirs} scheduled; {taken} made, {removed} removed"));
+    }
 }
 
 /// How a mount works.

@@ -1,0 +1,20 @@
+//! Snapshots, as processes that serve a volume and `kestrel snapshot` deal with them.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `snapshots/answer.rs` | answers to questions about snapshots |
+//! | `snapshots/calls.rs` | requests about snapshots, each waited for |
+//! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
+//! | `snapshots/record.rs` | the record of a schedule |
+//! | `snapshots/keeper.rs` | the thread that keeps schedules |
+//! | `snapshots/diff.rs`, `trees.rs` | what differs between two moments of a tree |
+//! | `snapshots/content.rs` | which bytes of a file differ |
+
+pub mod answer;
+pub mod calls;
+pub mod content;
+pub mod diff;
+pub mod keeper;
+pub mod record;
+pub mod schedule;
+pub mod trees;

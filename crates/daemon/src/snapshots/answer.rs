@@ -1,0 +1,331 @@
+//! Answers questions about snapshots: `{"verb": "snapshot", "act": …, "creds": …}`, for the verb
+//! `kestrel snapshot`. A process that serves the volume or mounts it answers over its control
+//! socket; of a volume that no process serves, and of one that is served elsewhere, the verb asks
+//! this module in its own process.
+//!
+//! | act | further fields | answer |
+//! | --- | --- | --- |
+//! | `create`, `remove` | directory, `name` | the snapshot; `null` |
+//! | `rename` | directory, `name`, `to` | `null` |
+//! | `hold`, `release` | directory, `name`, `tag` | `null` |
+//! | `list` | directory, `ancestors`, or none for the volume | `{"snapshots": […]}` |
+//! | `schedule` | directory; `set`: text or `null` | `{"schedule": text or null, …}` |
+//! | `page` | `at`, `dir`, `after` | a part of a directory, for `kestrel snapshot diff` |
+//! | `ranges` | `before`, `after`: `at`, `ino`, `dir`, `name` | ranges of a file that differ |
+//! | `usage` | `at`, `dir` | files, directories and bytes of the tree |
+//!
+//! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of
+//! bytes if they are not UTF-8.
+
+use std::sync::Arc;
+
+use kestrel_admin::rows::{self, DirId};
+use kestrel_client::Fs;
+use kestrel_engine::Engine;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::request::{Answer, Op};
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use serde_json::{Value, json};
+
+use super::calls::{SnapshotCalls, creds_of, into_inode, unexpected};
+use super::content::{FileAt, changed_ranges};
+use super::record;
+use super::schedule::SnapshotSchedule;
+use crate::ask::{path_bytes, path_value};
+use crate::logger::utc;
+
+/// Entries of a directory in one answer.
+const PAGE_ENTRIES: usize = 2048;
+
+/// Most directories above one, when its path is told.
+const DEPTH_MAX: usize = 4096;
+
+/// The volume that questions are about.
+pub struct SnapshotEndpoint<'a> {
+    /// Its file system.
+    pub fs: &'a Arc<Fs>,
+    /// Its rows, where this process has them: the paths of directories are told then.
+    pub engine: Option<&'a dyn Engine>,
+}
+
+/// Whether an act changes something.
+pub fn changes(question: &Value) -> bool {
+    match question["act"].as_str() {
+        Some("list" | "page" | "ranges" | "usage") => false,
+        Some("schedule") => question.get("set").is_some(),
+        _ => true,
+    }
+}
+
+impl SnapshotEndpoint<'_> {
+    /// Answers one question.
+    ///
+    /// # Errors
+    /// In words, with what to do.
+    pub fn answer(&self, question: &Value) -> Result<Value, String> {
+        let calls = SnapshotCalls::new(self.fs, creds_of(&question["creds"])?);
+        let act = question["act"].as_str().ok_or("the question does not say what is to be done")?;
+        let dir = || directory(&calls, question);
+        let name = |field: &str| name_of(question, field);
+        match act {
+            "create" => {
+                let made = calls.create(dir()?, name("name")?).map_err(|why| told(&why))?;
+                Ok(self.describe(&made, Some(made.dir)))
+            }
+            "remove" => calls.remove(dir()?, name("name")?).map_err(|why| told(&why)).map(done),
+            "rename" => {
+                let (from, to) = (name("name")?, name("to")?);
+                calls.rename(dir()?, from, to).map_err(|why| told(&why)).map(done)
+            }
+            "hold" | "release" => {
+                let (name, tag) = (name("name")?, name("tag")?);
+                let held = calls.hold(dir()?, name, tag, act == "hold");
+                held.map_err(|why| hold_told(&why, act)).map(done)
+            }
+            "list" => self.list(&calls, question),
+            "schedule" => self.schedule(&calls, dir()?, question),
+            "page" => page(&calls, question),
+            "ranges" => ranges(&calls, question),
+            "usage" => usage(&calls, question),
+            other => Err(format!(
+                "the serving process does not know snapshot {other:?}; it may be older than this \
+                 program"
+            )),
+        }
+    }
+
+    fn list(&self, calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+        let is_of_dir = question["dir"].is_u64() || !question["path"].is_null();
+        let dir = is_of_dir.then(|| directory(calls, question)).transpose()?;
+        let found = calls.list(dir, question["ancestors"] == true).map_err(|why| told(&why))?;
+        let found: Vec<Value> = found.iter().map(|one| self.describe(one, dir)).collect();
+        Ok(json!({ "dir": dir, "snapshots": found }))
+    }
+
+    /// A snapshot for programs; the `.snap` of `dir` shows it.
+    fn describe(&self, one: &SnapshotInfo, dir: Option<InodeId>) -> Value {
+        let mut shown = one.name.as_bytes().to_vec();
+        if dir.is_some_and(|dir| dir != one.dir) {
+            shown = [b"_", one.name.as_bytes(), format!("_{}", one.dir).as_bytes()].concat();
+        }
+        let path = self.engine.and_then(|engine| path_of(engine, one.dir));
+        json!({
+            "id": one.id,
+            "dir": one.dir,
+            "path": path.map(|path| path_value(&path)),
+            "name": path_value(one.name.as_bytes()),
+            "shown": path_value(&shown),
+            "created": utc(one.created),
+            "created_ns": one.created,
+            "removing": one.removing,
+            "holds": one.holds.iter().map(|tag| path_value(tag.as_bytes())).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Shows the schedule of a directory, or sets it for its owner.
+    fn schedule(
+        &self,
+        calls: &SnapshotCalls<'_>,
+        dir: InodeId,
+        question: &Value,
+    ) -> Result<Value, String> {
+        let root = SnapshotCalls::as_root(self.fs);
+        let inode = calls.getattr(None, InodeRef::by_id(dir)).map_err(|why| told(&why))?;
+        if inode.kind != Kind::Dir {
+            return Err("not a directory; only directories have snapshots".into());
+        }
+        if let Some(set) = question.get("set") {
+            if !calls.owns(&inode) {
+                return Err("only the directory's owner and root may set its schedule".into());
+            }
+            let schedule = set.as_str().map(SnapshotSchedule::parse).transpose()?;
+            // A schedule that no process keeps must not be set: a cluster has no snapshots.
+            calls.list(Some(dir), false).map_err(|why| told(&why))?;
+            record::write(&root, dir, schedule.as_ref()).map_err(|why| told(&why))?;
+        }
+        let text = record::read(&root, dir).map_err(|why| told(&why))?;
+        let damaged = text.as_deref().and_then(|text| SnapshotSchedule::parse(text).err());
+        Ok(json!({ "dir": dir, "schedule": text, "damaged": damaged }))
+    }
+}
+
+fn done<T>(_: T) -> Value {
+    Value::Null
+}
+
+/// What failed, and which command helps.
+fn told(why: &FsError) -> String {
+    let hint = match why.errno {
+        libc::EEXIST => "; choose another name, `kestrel snapshot list` shows those that are taken",
+        libc::ENOENT => "; `kestrel snapshot list` shows the snapshots that there are",
+        libc::EBUSY => {
+            "; `kestrel snapshot info` shows its tags, `kestrel snapshot release` takes \
+                        one away"
+        }
+        libc::EPERM => "; the directory's owner and root may",
+        _ => "",
+    };
+    // The node's own word goes before ours.
+    let hint = if why.reason.contains('`') || why.reason.contains(';') { "" } else { hint };
+    format!("{}{hint}", why.reason)
+}
+
+/// The same for tags: what is there or not is the tag, or the snapshot.
+fn hold_told(why: &FsError, act: &str) -> String {
+    match (why.errno, act) {
+        (libc::EEXIST, _) => "a tag of this name holds the snapshot already".into(),
+        (libc::ENOENT, _) => format!(
+            "{}; `kestrel snapshot info` shows a snapshot's tags, `kestrel snapshot list` the \
+             snapshots",
+            why.reason
+        ),
+        _ => told(why),
+    }
+}
+
+fn name_of(question: &Value, field: &str) -> Result<Name, String> {
+    let bytes = path_bytes(&question[field]);
+    let bytes = bytes.ok_or_else(|| format!("the question has no {field}"))?;
+    Name::new(&bytes).map_err(|why| format!("{}: {}", String::from_utf8_lossy(&bytes), why.reason))
+}
+
+fn directory(calls: &SnapshotCalls<'_>, question: &Value) -> Result<InodeId, String> {
+    match (question["dir"].as_u64(), path_bytes(&question["path"])) {
+        (Some(dir), _) => Ok(dir),
+        (None, Some(path)) => calls.directory(&path).map_err(|why| why.reason.to_string()),
+        (None, None) => Err("the question names no directory".into()),
+    }
+}
+
+/// The present path of a directory from the root on, if it has one.
+fn path_of(engine: &dyn Engine, mut dir: InodeId) -> Option<Vec<u8>> {
+    let mut names: Vec<Box<[u8]>> = Vec::new();
+    while dir != ROOT {
+        let row = rows::get(engine, Key::new(Table::DirId, dir, b"")).ok()??;
+        let DirId { parent, name } = DirId::decode(&row).ok()?;
+        names.push(name);
+        dir = parent;
+        if names.len() > DEPTH_MAX {
+            return None;
+        }
+    }
+    let parts = names.iter().rev().flat_map(|name| [b"/", &**name]);
+    let path: Vec<u8> = parts.flatten().copied().collect();
+    Some(if path.is_empty() { b"/".to_vec() } else { path })
+}
+
+fn at(question: &Value) -> Option<SnapshotId> {
+    question["at"].as_u64()
+}
+
+/// A part of a directory at a moment: itself, if this is its first part, and entries with what they
+/// are compared by.
+fn page(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+    let fail = |why: FsError| told(&why);
+    let at = at(question);
+    let dir = question["dir"].as_u64().ok_or("the question names no directory")?;
+    let after = match &question["after"] {
+        Value::Null => None,
+        _ => Some(name_of(question, "after")?),
+    };
+    let limit = PAGE_ENTRIES;
+    let mut ops = vec![
+        Op::ReadDir { dir, after: after.clone(), limit, check: true },
+        Op::ReadDirPlus { dir, after: after.clone(), limit },
+    ];
+    if after.is_none() {
+        ops.push(Op::GetAttr(InodeRef::by_id(dir)));
+    }
+    let mut answers = calls.ask_many(at, ops).into_iter();
+    let mut next = || answers.next().unwrap_or(Ok(Answer::Done));
+    let (entries, end) = match next().map_err(fail)? {
+        Answer::Entries { entries, end, .. } => (entries, end),
+        other => return Err(told(&unexpected(&other))),
+    };
+    let mut inodes = match next().map_err(fail)? {
+        Answer::EntriesPlus { entries, .. } => entries.into_iter().peekable(),
+        other => return Err(told(&unexpected(&other))),
+    };
+    let own = match after {
+        None => Some(next().and_then(into_inode).map_err(fail)?),
+        Some(_) => None,
+    };
+    let mut found: Vec<Option<Inode>> = Vec::with_capacity(entries.len());
+    let (mut missing, mut asked) = (Vec::new(), Vec::new());
+    for (number, entry) in entries.iter().enumerate() {
+        while inodes.next_if(|(name, _)| *name < entry.name).is_some() {}
+        let inode = inodes.next_if(|(name, inode)| *name == entry.name && inode.ino == entry.ino);
+        if inode.is_none() && entry.kind != Kind::Dir {
+            missing.push(Op::Lookup(PathRef::new(dir, entry.name.clone())));
+            asked.push(number);
+        }
+        found.push(inode.map(|(_, inode)| *inode));
+    }
+    for (number, answer) in asked.into_iter().zip(calls.ask_many(at, missing)) {
+        match answer.and_then(into_inode) {
+            Ok(inode) => found[number] = Some(inode),
+            // Gone since it was listed.
+            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => {}
+            Err(why) => return Err(fail(why)),
+        }
+    }
+    let last = entries.last().map(|entry| path_value(entry.name.as_bytes()));
+    let entries: Vec<Value> = entries
+        .iter()
+        .zip(&found)
+        .filter(|(entry, inode)| entry.kind == Kind::Dir || inode.is_some())
+        .map(|(entry, inode)| {
+            let name = path_value(entry.name.as_bytes());
+            json!([name, entry.ino, entry.kind as u8, inode.as_ref().map(summary)])
+        })
+        .collect();
+    let own = own.as_ref().map(summary);
+    Ok(json!({ "own": own, "entries": entries, "last": last, "end": end }))
+}
+
+/// What an inode is compared by: see [`super::trees::summary_of`].
+fn summary(inode: &Inode) -> Value {
+    let (size, data_change) = match inode.kind {
+        Kind::Dir => (0, 0),
+        _ => (inode.size, inode.data_change),
+    };
+    json!([
+        inode.mode,
+        inode.uid,
+        inode.gid,
+        inode.rdev,
+        inode.flags.bits(),
+        size,
+        inode.nlink,
+        data_change,
+        inode.mtime,
+        inode.ctime,
+    ])
+}
+
+fn ranges(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+    let file = |side: &str| -> Result<FileAt, String> {
+        let file = &question[side];
+        let number = |field: &str| {
+            file[field].as_u64().ok_or_else(|| format!("the question has no {field} in {side}"))
+        };
+        let (ino, dir, name) = (number("ino")?, number("dir")?, name_of(file, "name")?);
+        Ok((at(file), InodeRef { ino, seen: Some((dir, name)) }))
+    };
+    let ranges = changed_ranges(calls, &file("before")?, &file("after")?);
+    Ok(json!(ranges.map_err(|why| told(&why))?))
+}
+
+fn usage(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+    let dir = question["dir"].as_u64().ok_or("the question names no directory")?;
+    match calls.ask(at(question), Op::TreeUsage(dir)).map_err(|why| told(&why))? {
+        Answer::Usage(usage) => Ok(json!({
+            "files": usage.files, "directories": usage.dirs, "bytes": usage.bytes,
+        })),
+        other => Err(told(&unexpected(&other))),
+    }
+}
