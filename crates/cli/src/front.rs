@@ -18,8 +18,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "Data set",
-        "See how files are stored, cache them, rewrite them; set what directories hand down.",
-        &["info", "warmup", "compact", "policy"],
+        "Keep directories as they were, set what they hand down; see, cache and rewrite files.",
+        &["snapshot", "policy", "info", "warmup", "compact"],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),

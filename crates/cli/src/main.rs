@@ -56,7 +56,7 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs,
-    objbench, policy, serve, stats, status, token, umount, warmup,
+    objbench, policy, serve, snapshot, stats, status, token, umount, warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -94,6 +94,7 @@ enum Verb {
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
     Info(info::InfoArgs),
+    Snapshot(snapshot::SnapshotArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
@@ -131,6 +132,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
         Verb::Info(args) => info::run(args),
+        Verb::Snapshot(args) => snapshot::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),

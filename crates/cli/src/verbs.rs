@@ -9,6 +9,7 @@
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/warmup.rs` | bring files near |
+//! | `verbs/snapshot.rs` | snapshots of directories |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
 //! | `verbs/cluster.rs` | nodes that share a volume |
 //! | `verbs/objbench.rs` | measure a block store |
@@ -29,6 +30,7 @@ pub mod null_fs;
 pub mod objbench;
 pub mod policy;
 pub mod serve;
+pub mod snapshot;
 pub mod stats;
 pub mod status;
 pub mod token;

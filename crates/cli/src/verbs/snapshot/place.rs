@@ -1,0 +1,283 @@
+//! Which directory is meant, and which process answers for it: the one that has the volume open or
+//! mounts it, this one for a volume at rest and for one that is served elsewhere, or the kernel
+//! through `.snap` where this user may not ask that process.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_client::Fs;
+use kestrel_client::control::{QUICK, SOCKET_NAME};
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::volume::MountedVolume;
+use kestrel_daemon::ask::{ask, locate, path_value};
+use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_daemon::memory::of_verb;
+use kestrel_daemon::snapshots::answer::SnapshotEndpoint;
+use kestrel_daemon::snapshots::calls::own_creds;
+use kestrel_fuse::mount::MountEntry;
+use serde_json::{Value, json};
+
+use super::super::{control_dir, mount_above, open};
+use super::{VERB, dot_snap};
+use crate::args::store::StoreArgs;
+
+/// How long a call may wait for a server.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Which process answers.
+enum Answerer {
+    /// The one that mounts it, with its control socket in this directory.
+    Mount(PathBuf),
+    /// The kernel: this directory is in a mount of somebody else's.
+    Kernel(PathBuf),
+    /// The one that has the volume in this directory open; this one if none has.
+    Volume(PathBuf, Box<StoreArgs>),
+    /// This one, which has the volume open.
+    Own(Box<MountedVolume>),
+    /// This one, as a client.
+    Client(Box<RemoteVolume>),
+}
+
+/// A directory with snapshots, or a volume.
+pub struct Place {
+    answerer: Answerer,
+    /// The directory as questions name it; null for the whole volume.
+    dir: Value,
+    /// The path of the directory in a mount.
+    mounted: Option<PathBuf>,
+    /// As it was given.
+    shown: String,
+}
+
+/// The volume and the directory in `VOLUME:/dir`, or in `VOLUME:#INODE`, by which a directory is
+/// named that has been removed.
+fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    // The scheme of a URL ends so, too.
+    let from = text.windows(3).position(|three| three == b"://").map_or(0, |at| at + 3);
+    let is_end = |two: &[u8]| matches!(two, b":/" | b":#");
+    let colon = from + text.get(from..)?.windows(2).position(is_end)?;
+    Some((&text[..colon], &text[colon + 1..]))
+}
+
+/// The directory as questions name it.
+fn question_of(dir: &[u8]) -> Result<Value, Failure> {
+    let Some(number) = dir.strip_prefix(b"#") else {
+        return Ok(json!({ "path": path_value(dir) }));
+    };
+    let number = std::str::from_utf8(number).ok().and_then(|number| number.parse::<u64>().ok());
+    let number =
+        number.ok_or_else(|| Failure::usage(format!("{VERB}: what follows :# is an inode number")));
+    Ok(json!({ "dir": number? }))
+}
+
+impl Place {
+    /// The directory that `text` names.
+    pub fn of(text: &OsString, store: &StoreArgs) -> Result<Self, Failure> {
+        let mut place = Self::of_any(text, store)?;
+        if !place.is_dir() {
+            // The root of the volume.
+            place.dir = json!({ "path": "/" });
+        }
+        Ok(place)
+    }
+
+    /// The directory or volume that `text` names.
+    pub fn of_any(text: &OsString, store: &StoreArgs) -> Result<Self, Failure> {
+        let bytes = text.as_bytes();
+        let (volume, path) = match split(bytes) {
+            Some((volume, path)) => (volume, Some(path)),
+            None => (bytes, None),
+        };
+        let dir = path.map(question_of).transpose()?.unwrap_or_default();
+        let shown = text.to_string_lossy().into_owned();
+        let url = String::from_utf8_lossy(volume).into_owned();
+        let place =
+            |answerer| Self { answerer, dir: dir.clone(), mounted: None, shown: shown.clone() };
+        if RemoteUrl::is_one(&url) {
+            RemoteUrl::parse(&url).map_err(|why| Failure::usage(format!("{VERB}: {why}")))?;
+            return Ok(place(Answerer::Client(Box::new(connect(&url, store)?))));
+        }
+        if let Ok(found) = locate(VERB, &url)
+            && let Ok(descriptor) = Descriptor::read(&found)
+        {
+            one_node(&descriptor, &found)?;
+            return Ok(place(Answerer::Volume(found, Box::new(store.clone()))));
+        }
+        Self::in_mount(Path::new(text), shown)
+    }
+
+    fn in_mount(given: &Path, shown: String) -> Result<Self, Failure> {
+        let fail = |why: &dyn std::fmt::Display| Failure::new(VERB, format!("{shown}: {why}"));
+        let missing = "neither a volume nor a directory in a mounted one";
+        let path =
+            std::fs::canonicalize(given).map_err(|why| fail(&format!("{missing}: {why}")))?;
+        if path.components().any(|part| part.as_os_str() == OsStr::new(dot_snap::NAME)) {
+            return Err(fail(&"it lies in a snapshot; name the directory without .snap"));
+        }
+        let meta = std::fs::metadata(&path).map_err(|why| fail(&why))?;
+        if !meta.is_dir() {
+            return Err(fail(&"not a directory; only directories have snapshots"));
+        }
+        let entry = mount_above(VERB, &path)?;
+        let answerer = match may_ask(&entry) {
+            Some(dir) => Answerer::Mount(dir),
+            None => Answerer::Kernel(path.clone()),
+        };
+        Ok(Self { answerer, dir: json!({ "dir": meta.ino() }), mounted: Some(path), shown })
+    }
+
+    /// Whether it is a directory, and not a whole volume.
+    pub fn is_dir(&self) -> bool {
+        !self.dir.is_null()
+    }
+
+    /// The directory's inode number.
+    pub fn dir_ino(&mut self) -> Result<u64, Failure> {
+        if let Some(dir) = self.dir["dir"].as_u64() {
+            return Ok(dir);
+        }
+        let found = self.ask(json!({ "act": "list" }))?;
+        found["dir"].as_u64().ok_or_else(|| self.fail("its inode number is not told"))
+    }
+
+    /// What failed of it.
+    pub fn fail(&self, why: impl std::fmt::Display) -> Failure {
+        Failure::new(VERB, format!("{}: {why}", self.shown))
+    }
+
+    /// By what a snapshot of it is read: a path, or what `kestrel mount` takes.
+    pub fn path_of(&self, name: &OsStr) -> String {
+        match &self.mounted {
+            Some(dir) => dir.join(dot_snap::NAME).join(name).display().to_string(),
+            None => format!("{}@{}", self.shown, name.to_string_lossy()),
+        }
+    }
+
+    /// As it was given.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Asks about this directory: `question` has the act and what it takes.
+    pub fn ask(&mut self, mut question: Value) -> Result<Value, Failure> {
+        question["verb"] = "snapshot".into();
+        question["creds"] = own_creds();
+        for name in ["dir", "path"] {
+            // A question about another directory says which.
+            if question.get(name).is_none()
+                && let Some(value) = self.dir.get(name)
+            {
+                question[name] = value.clone();
+            }
+        }
+        let fs = match &self.answerer {
+            Answerer::Kernel(dir) => return dot_snap::answer(dir, &question, &self.shown),
+            Answerer::Mount(dir) => {
+                let unserved = || {
+                    let dir = dir.display();
+                    self.fail(format!("nobody serves the volume {dir}; mount it again"))
+                };
+                return self.told(ask(VERB, dir, &question, QUICK))?.ok_or_else(unserved);
+            }
+            Answerer::Volume(dir, store) => {
+                if let Some(answer) = self.told(ask(VERB, dir, &question, QUICK))? {
+                    return Ok(answer);
+                }
+                let url = dir.to_string_lossy();
+                let volume = open(VERB, &url, store)?;
+                let own =
+                    volume.serve(&of_verb(store.options()), false).map_err(|why| self.fail(why))?;
+                self.answerer = Answerer::Own(Box::new(own));
+                return self.ask(question);
+            }
+            Answerer::Own(own) => {
+                let engine = Some(&*own.volume.engine);
+                return SnapshotEndpoint { fs: &own.fs, engine }
+                    .answer(&question)
+                    .map_err(|why| self.fail(why));
+            }
+            Answerer::Client(client) => &client.fs,
+        };
+        SnapshotEndpoint { fs, engine: None }.answer(&question).map_err(|why| self.fail(why))
+    }
+
+    /// An answer of another process; its error says what it is about.
+    fn told(&self, answer: Result<Option<Value>, Failure>) -> Result<Option<Value>, Failure> {
+        answer.map_err(|why| self.fail(why.reason()))
+    }
+
+    /// Lets go of it.
+    pub fn close(self) -> Result<ExitStatus, Failure> {
+        let stored = |fs: &Arc<Fs>| fs.shutdown().map_err(|why| self.fail(why));
+        match &self.answerer {
+            Answerer::Own(own) => {
+                let stored = stored(&own.fs);
+                let settled = own.volume.engine.settle().map_err(|why| self.fail(why));
+                stored.and(settled)?;
+            }
+            Answerer::Client(client) => stored(&client.fs)?,
+            Answerer::Mount(_) | Answerer::Kernel(_) | Answerer::Volume(..) => {}
+        }
+        Ok(ExitStatus::Good)
+    }
+}
+
+/// Snapshots are of volumes that one node serves.
+fn one_node(descriptor: &Descriptor, dir: &Path) -> Result<(), Failure> {
+    match descriptor.cluster {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(
+            VERB,
+            format!(
+                "{}: the volume of a cluster has no snapshots: load a dump of it into a volume of \
+                 one node",
+                dir.display()
+            ),
+        )),
+    }
+}
+
+/// Directory of the control socket of a mount, if this user may ask there. Another user's mount of
+/// a served volume has it where this user does not look.
+fn may_ask(entry: &MountEntry) -> Option<PathBuf> {
+    let dir = control_dir(entry);
+    let socket = CString::new(dir.join(SOCKET_NAME).into_os_string().into_vec()).ok()?;
+    // SAFETY: `socket` is a string that ends in NUL and outlives the call.
+    (unsafe { libc::access(socket.as_ptr(), libc::W_OK) } == 0).then_some(dir)
+}
+
+fn connect(url: &str, store: &StoreArgs) -> Result<RemoteVolume, Failure> {
+    let who = kestrel_daemon::who("kestrel snapshot");
+    let introduction = Introduction { who, deadline: DEADLINE, read_only: false };
+    RemoteVolume::open(url, &introduction, &of_verb(store.options()))
+        .map_err(|why| Failure::new(VERB, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The path in a volume begins at `:/`, which is not that of a URL's scheme.
+    #[test]
+    fn volume_and_path() {
+        for (text, volume, path) in [
+            ("/data/vol:/train/a", "/data/vol", Some("/train/a")),
+            ("/data/vol:/", "/data/vol", Some("/")),
+            ("/data/vol", "/data/vol", None),
+            ("kestrel://h:9440/v", "kestrel://h:9440/v", None),
+            ("kestrel://h:9440,i:1/v?tls=on:/a:/b", "kestrel://h:9440,i:1/v?tls=on", Some("/a:/b")),
+            ("/data/vol:#17", "/data/vol", Some("#17")),
+            ("file:///data/vol:/x", "file:///data/vol", Some("/x")),
+            ("", "", None),
+        ] {
+            let found = split(text.as_bytes());
+            let expected = path.map(|path| (volume.as_bytes(), path.as_bytes()));
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+}
