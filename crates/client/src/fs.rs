@@ -91,7 +91,6 @@ pub use self::whole::{
     chunk_sum,
 };
 pub use self::write::WriteAt;
-pub(crate) use self::xattr::attribute_of_none;
 pub use crate::caller::{Caller, Done};
 pub use crate::file::Outdated;
 
@@ -102,9 +101,9 @@ use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
 use crate::inode_table::InodeTable;
+use crate::kept_inodes::KeptInodes;
 use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
-use crate::snapshot::KeptInodes;
 
 /// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);

@@ -39,7 +39,9 @@
 //! | [`remote`] | volumes that servers serve: sessions, outages, reclaim, routes |
 //! | [`fs`] | every operation of POSIX on inodes, handles and names |
 //! | [`metadata`] | the way to the metadata: a node in this process, or servers |
-//! | [`snapshot`] | a volume as it was at a snapshot |
+//! | [`snapshot`], `snapshot_metadata` | a volume at a snapshot; its metadata at that moment |
+//! | `kept_inodes` | answers about snapshots that are kept: they never become wrong |
+//! | `subtree` | a client that sees one directory as the root |
 //! | [`storage`] | the stack of block stores: coding, disk cache, store |
 //! | [`descriptor`], [`keys`] | `kestrel.json`: what a volume is; keys of volumes |
 //! | [`memory`] | how much memory this process may use, and its division |
@@ -78,6 +80,7 @@ mod groups;
 mod held_locks;
 pub mod hex;
 mod inode_table;
+mod kept_inodes;
 pub mod keys;
 pub mod listed;
 pub mod memory;
@@ -86,7 +89,9 @@ mod object_ids;
 mod recovery;
 pub mod remote;
 pub mod snapshot;
+mod snapshot_metadata;
 pub mod storage;
+mod subtree;
 mod url;
 pub mod volume;
 mod write_buffer;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::Node;
 use kestrel_rpc::client::RemoteStats;
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::op_counters::NodeStats;
 use kestrel_types::request::{Done, Request};
@@ -77,6 +77,25 @@ pub trait Metadata: Send + Sync {
     /// # Errors
     /// If it could not be made durable.
     fn close(&self) -> FsResult<()>;
+}
+
+/// What the node answers for an attribute that is not there.
+pub(crate) fn no_attribute() -> FsError {
+    FsError::new(libc::ENODATA, "no such attribute")
+}
+
+/// What the node would answer for an attribute of an inode that has none, if that does not depend
+/// on the caller.
+pub(crate) fn attribute_of_none(name: &[u8]) -> Option<FsError> {
+    match name {
+        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
+            Some(no_attribute())
+        }
+        name if name.starts_with(b"system.") => {
+            Some(FsError::new(libc::EOPNOTSUPP, "there are no such extended attributes"))
+        }
+        _ => None,
+    }
 }
 
 /// A call about a lock, to be cancelled by.

@@ -17,7 +17,6 @@
 //! | `opens` | what a client has open at its servers, as their answers say |
 //! | `reclaimable` | what is open, locked and being written, kept for a reclaim |
 //! | `durable` | bytes are durable before the metadata that names them is sent |
-//! | `subtree` | a client that its token confines to a subtree |
 //! | `leaving` | nodes that leave the cluster: what the client holds there moves |
 //! | `fan_out` | questions to the nodes of a volume, over connections that stay |
 //! | `query` | questions to servers about a volume, without opening it |
@@ -36,7 +35,7 @@
 //!
 //! **Tokens.** A server that asks for one is shown the one that this process has (`access`). A
 //! client that its token confines to a subtree has that subtree's directory for the root
-//! (`subtree`).
+//! (`crate::subtree`).
 //!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session
 //! with each (`nodes`), asks the node that leads a request (`routes`), and claims again from a
@@ -62,7 +61,6 @@ mod query;
 mod reclaimable;
 mod redirects;
 mod routes;
-pub(crate) mod subtree;
 
 use std::sync::Arc;
 use std::time::Duration;

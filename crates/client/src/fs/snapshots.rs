@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::{Caller, Done, Fs, FsConfig, unexpected};
 use crate::groups::supplementary_groups;
 use crate::metadata::Metadata;
-use crate::snapshot::SnapshotMetadata;
+use crate::snapshot_metadata::SnapshotMetadata;
 
 /// How long attributes that came with a listing of a snapshot are used: as long as the directory is
 /// open.

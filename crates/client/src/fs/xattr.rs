@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::perm::CAPABILITY;
 use kestrel_types::request::{Op, XattrFlags};
 
 use super::{Caller, Done, Fs, into_bytes};
 use crate::file::OpenFile;
+use crate::metadata::{attribute_of_none, no_attribute};
 
 impl Fs {
     /// Value of an attribute.
@@ -106,23 +107,5 @@ impl Fs {
     ) {
         let op = Op::RemoveXattr(self.known.reference(ino), name);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
-    }
-}
-
-fn no_attribute() -> FsError {
-    FsError::new(libc::ENODATA, "no such attribute")
-}
-
-/// What the node would answer for an attribute of an inode that has none, if that does not depend
-/// on the caller.
-pub(crate) fn attribute_of_none(name: &[u8]) -> Option<FsError> {
-    match name {
-        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
-            Some(no_attribute())
-        }
-        name if name.starts_with(b"system.") => {
-            Some(FsError::new(libc::EOPNOTSUPP, "there are no such extended attributes"))
-        }
-        _ => None,
     }
 }

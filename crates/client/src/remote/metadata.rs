@@ -25,9 +25,9 @@ use super::nodes::{NodeConnections, NodeLink};
 use super::pending::{PendingCall, PendingLock};
 use super::query::NodeAnswer;
 use super::reclaimable::Reclaimable;
-use super::subtree;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
+use crate::subtree;
 
 /// Why a member that leaves is not asked.
 pub const MOVED_OUT: &str =

@@ -18,10 +18,10 @@ use kestrel_types::wire::{
 use parking_lot::{Mutex, RwLock};
 
 use super::opens::Opens;
-use super::subtree;
 use crate::fs::Fs;
 use crate::object_ids::ObjectNumbers;
 use crate::storage::Offer;
+use crate::subtree;
 
 /// What this client holds, of all nodes together.
 pub struct Reclaimable {

@@ -9,7 +9,7 @@ use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::snapshot::{SnapshotInfo, is_snapshot_name};
 
 use crate::error::VolumeError;
-use crate::remote::{RemoteUrl, SCHEME};
+use crate::url::{RemoteUrl, SCHEME};
 
 /// A volume at a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
