@@ -21,10 +21,11 @@ use crate::interruptible::InterruptibleWaits;
 use crate::kept_dirs::KeptDirs;
 use crate::last_lookups::LastLookups;
 use crate::locking::Locking;
-use crate::naming::{MOMENT, Naming, Trust};
+use crate::naming::Naming;
 use crate::passthrough::PassthroughState;
 use crate::paths::NodeTarget;
 use crate::snapshots::{SNAPSHOT_DIR, Snapshots};
+use crate::trust::{MOMENT, Trust};
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;

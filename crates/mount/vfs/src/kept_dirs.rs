@@ -20,7 +20,7 @@ use kestrel_types::policy::IMMUTABLE_KEPT;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::naming::name_kept;
+use crate::trust::name_kept;
 
 /// Most directories that are known, so that they take less than 8 MiB. Beyond, all are forgotten.
 const DIRS_MAX: usize = 32_768;

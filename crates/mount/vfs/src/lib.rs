@@ -30,6 +30,7 @@
 //! | `shortcut` | what the VFS shortcut adds: LOOKUPs that are opens, answers without a request |
 //! | `paths` | the path nodes of the shortcut: what the kernel calls by number and we by name |
 //! | `naming` | what node ids stand for: inode numbers, or path nodes |
+//! | `trust` | how long the kernel may trust what it is told |
 //! | `last_lookups` | what threads were told last |
 //! | `passthrough` | files that the kernel reads by itself from their whole copies |
 //! | `direct`, `kernel_size` | `O_DIRECT` beside cached reads; files that others truncated |
@@ -67,6 +68,7 @@ mod paths;
 mod rename;
 mod shortcut;
 mod snapshots;
+mod trust;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -78,9 +80,10 @@ use kestrel_walkhint::{Attach, WalkHints};
 
 use crate::core::Core;
 use crate::dispatch::Mounted;
-use crate::naming::{Naming, Trust};
+use crate::naming::Naming;
 use crate::paths::Paths;
 use crate::snapshots::FOREVER;
+use crate::trust::Trust;
 
 pub use crate::passthrough::{PassthroughConfig, PassthroughState, PassthroughStats};
 pub use crate::paths::{NodesMax, ShortcutStats};

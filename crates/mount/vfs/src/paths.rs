@@ -59,7 +59,7 @@ use self::filter::Filter;
 use self::nodes::{Directories, NameTrust, PathNodes};
 use self::waiting::Waits;
 use crate::convert;
-use crate::naming::{MOMENT, Trust, attributes_kept, name_kept};
+use crate::trust::{MOMENT, Trust, attributes_kept, name_kept};
 
 /// How many nodes the kernel may know before it is asked to drop some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
