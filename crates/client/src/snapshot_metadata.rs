@@ -13,7 +13,7 @@
 //! **Removal.** A snapshot that this process has removed answers `ESTALE` from then on. One that
 //! another process has removed does so with the first request that has to be sent.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::ops::access;
 use kestrel_rpc::client::RemoteStats;
@@ -23,7 +23,7 @@ use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::op_counters::NodeStats;
 use kestrel_types::perm::{EXEC, READ};
-use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, Outcome, Reply, Request, Usage};
 use kestrel_types::snapshot::SnapshotId;
 
 use crate::kept_inodes::KeptInodes;
@@ -37,6 +37,8 @@ pub(crate) struct SnapshotMetadata {
     /// The directory that is the root.
     root: InodeId,
     kept: Arc<KeptInodes>,
+    /// What the volume had, once that was asked for.
+    usage: Arc<OnceLock<Usage>>,
 }
 
 /// What becomes of a request at a snapshot.
@@ -70,7 +72,7 @@ impl SnapshotMetadata {
         (at, root): (SnapshotId, InodeId),
         kept: Arc<KeptInodes>,
     ) -> Self {
-        Self { live, at, root, kept }
+        Self { live, at, root, kept, usage: Arc::default() }
     }
 
     /// The answer by what is kept, if that is enough.
@@ -97,6 +99,7 @@ impl SnapshotMetadata {
                 Ok(inode) => self.opened(creds, &inode, flags, Some(place.base))?,
                 Err(outcome) => Err(outcome),
             },
+            Op::Usage => Ok(Answer::Usage(*self.usage.get()?)),
             Op::ListXattr(inode) => Ok(Answer::Bytes(self.attribute_names(creds, inode.ino)?)),
             Op::GetXattr(inode, name) => self.attribute(creds, inode.ino, name)?,
             _ => return None,
@@ -203,11 +206,14 @@ struct Asked {
     dir: Option<InodeId>,
     /// It asks for this extended attribute of an inode; under the empty name for all names.
     attribute: Option<(InodeId, Box<[u8]>)>,
+    /// It asks what the volume has.
+    is_usage: bool,
 }
 
 impl Asked {
     fn of(creds: &Creds, op: &Op) -> Self {
         match op {
+            Op::Usage => Self { is_usage: true, ..Self::default() },
             Op::ListXattr(inode) if creds.uid == 0 => {
                 Self { attribute: Some((inode.ino, Box::default())), ..Self::default() }
             }
@@ -263,6 +269,7 @@ impl Metadata for SnapshotMetadata {
             return done(reply);
         }
         let (at, kept, asked) = (self.at, self.kept.clone(), Asked::of(&creds, &op));
+        let usage = self.usage.clone();
         let request = Request { creds, op: Op::At(at, Box::new(op)) };
         self.live.submit(
             request,
@@ -270,6 +277,11 @@ impl Metadata for SnapshotMetadata {
                 kept.learn(at, asked.name.as_ref(), &reply);
                 if let (Some((ino, name)), Ok(Answer::Bytes(value))) = (&asked.attribute, &reply) {
                     kept.learn_attribute(at, *ino, name, value);
+                }
+                if let Ok(Answer::Usage(found)) = &reply
+                    && asked.is_usage
+                {
+                    usage.get_or_init(|| *found);
                 }
                 if let Some(dir) = asked.listable(&reply) {
                     kept.note_listable(at, dir);
