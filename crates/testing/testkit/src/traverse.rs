@@ -101,8 +101,8 @@ pub fn make(root: &Path, shape: Shape, threads: u64) -> Result<Done, String> {
         }
     };
     std::thread::scope(|scope| {
-        let crew: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        crew.into_iter().try_for_each(|thread| {
+        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|thread| {
             thread.join().unwrap_or_else(|_| Err("a thread panicked".into()))
         })
     })?;

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kestrel_testkit::s3proxy::control::ask;
+use kestrel_testkit::s3proxy::control::request_control;
 use kestrel_testkit::s3proxy::http::{Collector, Framing, Head, answer, pass_body};
 use kestrel_testkit::s3proxy::server::{Proxy, Server, start};
 use kestrel_testkit::s3proxy::socket::Address;
@@ -23,17 +23,17 @@ type Request = (Vec<u8>, Vec<u8>);
 fn store() -> (SocketAddr, mpsc::Receiver<Request>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, requests) = mpsc::channel();
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let tell = tell.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 let mut client = BufReader::new(client);
                 while let Ok(Some(head)) = Head::read(&mut client) {
                     let mut body = Collector { bytes: Vec::new(), limit: 1 << 20 };
                     pass_body(head.request_framing(), &mut client, &mut body).unwrap();
                     let content = if head.word(0) == "GET" { BODY } else { b"" };
-                    let _ = tell.send((head.raw().to_vec(), body.bytes));
+                    let _ = sender.send((head.raw().to_vec(), body.bytes));
                     if answer(client.get_mut(), "200 OK", "x/y", content, true).is_err() {
                         return;
                     }
@@ -41,7 +41,7 @@ fn store() -> (SocketAddr, mpsc::Receiver<Request>) {
             });
         }
     });
-    (address, told)
+    (address, requests)
 }
 
 fn proxy(store: SocketAddr) -> Server {
@@ -50,7 +50,7 @@ fn proxy(store: SocketAddr) -> Server {
 }
 
 fn rules(server: &Server, rules: &str) {
-    ask(&server.control.to_string(), "PUT", "/rules", rules).unwrap();
+    request_control(&server.control.to_string(), "PUT", "/rules", rules).unwrap();
 }
 
 /// Sends bytes on a new connection; the head of the answer and what of its body came before the
@@ -73,20 +73,20 @@ const GET: &[u8] =
 
 #[test]
 fn requests_arrive_byte_by_byte() {
-    let (address, told) = store();
+    let (address, requests) = store();
     let server = proxy(address);
     let (head, body) = send(&server, GET).unwrap();
     assert_eq!((head.status(), body.as_slice()), (200, BODY));
-    assert_eq!(told.recv().unwrap().0, GET);
+    assert_eq!(requests.recv().unwrap().0, GET);
     let put = b"PUT /b/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;s=1\r\nabc\r\n0\r\n\r\n";
     assert_eq!(send(&server, put).unwrap().0.status(), 200);
-    let (head, body) = told.recv().unwrap();
+    let (head, body) = requests.recv().unwrap();
     assert_eq!((head.as_slice(), body.as_slice()), (&put[..put.len() - 17], &b"abc"[..]));
 }
 
 #[test]
 fn faults_hit_before_and_behind_the_store() {
-    let (address, told) = store();
+    let (address, requests) = store();
     let server = proxy(address);
     for (fault, reaches) in [("status:code=503", false), ("reset", false), ("lost-answer", true)] {
         rules(&server, fault);
@@ -96,39 +96,48 @@ fn faults_hit_before_and_behind_the_store() {
             (fault == "status:code=503").then_some(503),
             "{fault}"
         );
-        assert_eq!(told.recv_timeout(Duration::from_millis(300)).is_ok(), reaches, "{fault}");
+        assert_eq!(requests.recv_timeout(Duration::from_millis(300)).is_ok(), reaches, "{fault}");
     }
 }
 
 #[test]
-fn bodies_are_damaged_as_told() {
+fn damaged_bodies() {
     let (address, _told) = store();
     let server = proxy(address);
     for (fault, is_it) in [
         (
             "truncate",
-            (|said, got| said == BODY.len() && got.len() < said) as fn(usize, &[u8]) -> bool,
+            (|announced, got| announced == BODY.len() && got.len() < announced)
+                as fn(usize, &[u8]) -> bool,
         ),
-        ("short", |said, got| said < BODY.len() && got == &BODY[..said]),
-        ("long", |said, got| said > BODY.len() && got.len() == said && got.starts_with(BODY)),
-        ("wrong-bytes", |said, got| said == BODY.len() && got.len() == said && got != BODY),
+        ("short", |announced, got| announced < BODY.len() && got == &BODY[..announced]),
+        ("long", |announced, got| {
+            announced > BODY.len() && got.len() == announced && got.starts_with(BODY)
+        }),
+        ("wrong-bytes", |announced, got| {
+            announced == BODY.len() && got.len() == announced && got != BODY
+        }),
     ] {
         rules(&server, fault);
         let (head, body) = send(&server, GET).unwrap();
-        let said = head.header("content-length").unwrap().parse().unwrap();
-        assert!(is_it(said, &body), "{fault}: {said} bytes announced, {} came", body.len());
+        let announced = head.header("content-length").unwrap().parse().unwrap();
+        assert!(
+            is_it(announced, &body),
+            "{fault}: {announced} bytes announced, {} came",
+            body.len()
+        );
     }
 }
 
 #[test]
-fn who_hangs_is_let_go_when_the_rules_change() {
-    let (address, told) = store();
+fn end_of_hangs_by_new_rules() {
+    let (address, requests) = store();
     let server = proxy(address);
     rules(&server, "hang");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| send(&server, GET));
         // It is counted before it hangs.
-        while !ask(&server.control.to_string(), "GET", "/counts", "")
+        while !request_control(&server.control.to_string(), "GET", "/counts", "")
             .unwrap()
             .contains("\"hang\":1")
         {
@@ -137,7 +146,7 @@ fn who_hangs_is_let_go_when_the_rules_change() {
         rules(&server, "");
         assert!(waiting.join().unwrap().is_none());
     });
-    assert!(told.try_recv().is_err());
+    assert!(requests.try_recv().is_err());
     assert_eq!(send(&server, GET).unwrap().1, BODY);
 }
 

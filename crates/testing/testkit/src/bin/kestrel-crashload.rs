@@ -7,7 +7,7 @@ use kestrel_testkit::args::Args;
 use kestrel_testkit::crash::log::Log;
 use kestrel_testkit::crash::observe::observe;
 use kestrel_testkit::crash::run::{Load, run};
-use kestrel_testkit::crash::verify::{Promise, Verdict, verify};
+use kestrel_testkit::crash::verify::{CrashReport, Durability, verify};
 use kestrel_testkit::{errno, json};
 
 const HELP: &str = "\
@@ -91,37 +91,37 @@ fn do_run(args: &Args) -> Result<u8, String> {
 
 fn do_verify(args: &Args) -> Result<u8, String> {
     let within_ms = args.value("within-ms").map(|_| args.number("within-ms", 0)).transpose()?;
-    let promise = match args.need("mode")? {
-        "process" | "commit" => Promise::Acknowledged,
-        "power" => Promise::Synced { within_ms },
+    let durability = match args.need("mode")? {
+        "process" | "commit" => Durability::Acknowledged,
+        "power" => Durability::Synced { within_ms },
         other => return Err(format!("--mode: process, commit or power, not {other}")),
     };
     let file = args.need("log")?;
     let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
     let log = Log::parse(&text).map_err(|e| format!("{file}: {e}"))?;
     let tree = observe(&PathBuf::from(args.need("dir")?))?;
-    let verdict = verify(&log, &tree, promise);
-    report(args, &verdict);
-    Ok(u8::from(!verdict.broken.is_empty()))
+    let crash_report = verify(&log, &tree, durability);
+    report(args, &crash_report);
+    Ok(u8::from(!crash_report.broken.is_empty()))
 }
 
-fn report(args: &Args, verdict: &Verdict) {
+fn report(args: &Args, crash_report: &CrashReport) {
     if args.flag("json") {
         println!(
             "{{\"acknowledged\":{},\"lost_allowed\":{},\"in_flight_done\":{},\"broken\":{}}}",
-            verdict.acknowledged,
-            verdict.lost_allowed,
-            verdict.in_flight_done,
-            json::texts(&verdict.broken)
+            crash_report.acknowledged,
+            crash_report.lost_allowed,
+            crash_report.in_flight_done,
+            json::texts(&crash_report.broken)
         );
         return;
     }
-    verdict.broken.iter().for_each(|what| println!("FAIL {what}"));
+    crash_report.broken.iter().for_each(|what| println!("FAIL {what}"));
     println!(
         "{} {} acknowledged operations, {} of them lost as allowed, {} in flight happened",
-        if verdict.broken.is_empty() { "ok" } else { "FAIL" },
-        verdict.acknowledged,
-        verdict.lost_allowed,
-        verdict.in_flight_done
+        if crash_report.broken.is_empty() { "ok" } else { "FAIL" },
+        crash_report.acknowledged,
+        crash_report.lost_allowed,
+        crash_report.in_flight_done
     );
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use kestrel_testkit::args::Args;
 use kestrel_testkit::history::counter::Counter;
-use kestrel_testkit::history::linear::{Verdict, check};
+use kestrel_testkit::history::linear::{Linearity, check};
 use kestrel_testkit::history::run::{Load, Recorded, run};
 use kestrel_testkit::history::tree::{Tree, mark_repeated};
 use kestrel_testkit::history::{RecordedCall, appends, registers};
@@ -107,8 +107,8 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
         + recorded.counters.iter().flatten().filter(|event| event.answer.is_none()).count();
     let mut wrong = Vec::new();
     let configurations = match check(Tree::default(), &recorded.tree) {
-        Verdict::Linearizable { configurations } => configurations,
-        Verdict::Violation { event, pending, before } => {
+        Linearity::Linearizable { configurations } => configurations,
+        Linearity::Violation { event, pending, before } => {
             let mut lines = vec![format!("nothing explains {}", line(&recorded.tree[event]))];
             lines.extend(
                 pending
@@ -124,7 +124,7 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
             wrong.push(lines.join("\n"));
             0
         }
-        Verdict::Unknown => {
+        Linearity::Unknown => {
             return Err(format!("too many calls without an answer to judge ({unknown})"));
         }
     };
@@ -172,14 +172,16 @@ fn wrong_shared(recorded: &Recorded, mounts: usize, strict: bool) -> Result<Vec<
         .collect();
     for (at, events) in recorded.counters.iter().enumerate() {
         match check(Counter::default(), events) {
-            Verdict::Linearizable { .. } => {}
-            Verdict::Violation { event, before, .. } => {
+            Linearity::Linearizable { .. } => {}
+            Linearity::Violation { event, before, .. } => {
                 wrong.push(format!(
                     "c{at}: nothing explains {}, after {before:?}",
                     line(&events[event])
                 ));
             }
-            Verdict::Unknown => return Err("too many additions without an answer to judge".into()),
+            Linearity::Unknown => {
+                return Err("too many additions without an answer to judge".into());
+            }
         }
     }
     Ok(wrong)

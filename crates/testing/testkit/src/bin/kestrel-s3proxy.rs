@@ -4,7 +4,7 @@ use std::fs::File;
 use std::process::ExitCode;
 
 use kestrel_testkit::args::Args;
-use kestrel_testkit::s3proxy::control::ask;
+use kestrel_testkit::s3proxy::control::request_control;
 use kestrel_testkit::s3proxy::rule::Rule;
 use kestrel_testkit::s3proxy::server::{Proxy, start};
 use kestrel_testkit::s3proxy::socket::Address;
@@ -62,12 +62,14 @@ fn main() -> ExitCode {
         }
         "serve" => args.and_then(|args| serve(&args)),
         "rules" => args.and_then(|args| match args.value("set") {
-            Some(rules) => ask(args.need("control")?, "PUT", "/rules", rules).map(drop),
-            None => ask(args.need("control")?, "GET", "/rules", "").map(|text| println!("{text}")),
+            Some(rules) => request_control(args.need("control")?, "PUT", "/rules", rules).map(drop),
+            None => request_control(args.need("control")?, "GET", "/rules", "")
+                .map(|text| println!("{text}")),
         }),
         "counts" => args.and_then(|args| {
             let method = if args.flag("reset") { "POST" } else { "GET" };
-            ask(args.need("control")?, method, "/counts", "").map(|text| println!("{text}"))
+            request_control(args.need("control")?, method, "/counts", "")
+                .map(|text| println!("{text}"))
         }),
         other => Err(format!("unknown command: {other} (see --help)")),
     };

@@ -43,7 +43,7 @@ const INDEX: u32 = (1 << 30) - 1;
 
 /// What the driver asks of a helper.
 #[derive(Clone, Copy, Debug)]
-pub enum Ask {
+pub enum HelperCommand {
     /// Run the step with this index.
     Step(u32),
     /// Look at the names of the step with this index, then run it once more.
@@ -102,12 +102,12 @@ impl Helper {
     }
 
     /// Sends a request.
-    pub fn ask(&self, ask: Ask) {
-        let word = match ask {
-            Ask::Step(i) => STEP | i,
-            Ask::Unlock(i) => UNLOCK | i,
-            Ask::Again(i) => AGAIN | i,
-            Ask::Walk => WALK,
+    pub fn send(&self, send: HelperCommand) {
+        let word = match send {
+            HelperCommand::Step(i) => STEP | i,
+            HelperCommand::Unlock(i) => UNLOCK | i,
+            HelperCommand::Again(i) => AGAIN | i,
+            HelperCommand::Walk => WALK,
         };
         let _ = sys::write(self.to, &word.to_le_bytes());
     }
@@ -193,7 +193,7 @@ fn become_actor(tree: &Path, actor: &Actor, keep: i32, keep_too: i32) -> Result<
     step("set uid", sys::setuid(actor.uid))
 }
 
-fn serve(ask: i32, answer: i32, steps: &[Step], run_start: i64) -> i32 {
+fn serve(commands: i32, answer: i32, steps: &[Step], run_start: i64) -> i32 {
     let mut world = match World::new(run_start) {
         Ok(world) => world,
         Err(e) => {
@@ -205,7 +205,7 @@ fn serve(ask: i32, answer: i32, steps: &[Step], run_start: i64) -> i32 {
     };
     loop {
         let mut word = [0; 4];
-        match sys::read(ask, &mut word) {
+        match sys::read(commands, &mut word) {
             Ok(4) => {}
             Err(libc::EINTR) => continue,
             _ => return 0,
@@ -216,7 +216,7 @@ fn serve(ask: i32, answer: i32, steps: &[Step], run_start: i64) -> i32 {
             (WALK, _) => crate::compare::walk::walk(run_start),
             (UNLOCK, Some(step)) => world.unlock_for(&step.op),
             (AGAIN, Some(step)) => {
-                world.look_at(&step.op);
+                world.look_up_all(&step.op);
                 world.run(step)
             }
             (_, Some(step)) => world.run(step),

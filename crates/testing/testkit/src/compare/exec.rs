@@ -35,7 +35,7 @@ pub struct World {
 }
 
 /// A file or directory of which the times are watched across a call.
-enum Watched {
+enum TimedInode {
     Fd(i32),
     At(i32, CString, i32),
 }
@@ -90,11 +90,11 @@ impl World {
 
     /// Runs a step.
     pub fn run(&mut self, step: &Step) -> Outcome {
-        let watched = if step.probe { self.watched(&step.op) } else { Vec::new() };
+        let timed = if step.probe { self.timed(&step.op) } else { Vec::new() };
         let (sec, nsec) = sys::wall_clock();
-        let before: Vec<_> = watched.iter().map(|(_, w, _)| look(w)).collect();
+        let before: Vec<_> = timed.iter().map(|(_, w, _)| look(w)).collect();
         let mut out = self.run_op(&step.op);
-        for ((label, first, second), before) in watched.iter().zip(before) {
+        for ((label, first, second), before) in timed.iter().zip(before) {
             let after = look(second.as_ref().unwrap_or(first));
             let same = matches!((&before, &after), (Some(b), Some(a)) if a.0 == b.0);
             out.times.push(TimeProbe {
@@ -108,7 +108,7 @@ impl World {
     }
 
     /// Looks the places of an operation up, whatever comes of it.
-    pub fn look_at(&self, op: &Op) {
+    pub fn look_up_all(&self, op: &Op) {
         for loc in op.places() {
             let (dir, path) = self.at(loc);
             let _ = sys::fstatat(dir, &path, libc::AT_SYMLINK_NOFOLLOW);
@@ -117,7 +117,7 @@ impl World {
 
     /// Objects of which the operation may change the times: label, where before, where after (if
     /// elsewhere).
-    fn watched(&self, op: &Op) -> Vec<(&'static str, Watched, Option<Watched>)> {
+    fn timed(&self, op: &Op) -> Vec<(&'static str, TimedInode, Option<TimedInode>)> {
         let parent = |loc: &Loc| {
             let (dir, _) = self.at(loc);
             let end = loc.path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
@@ -126,15 +126,15 @@ impl World {
                 Some(i) => loc.path[..i].to_vec(),
                 None => b".".to_vec(),
             };
-            Watched::At(dir, sys::cstring(&parent), 0)
+            TimedInode::At(dir, sys::cstring(&parent), 0)
         };
         let itself = |loc: &Loc, nofollow: bool| {
             let (dir, path) = self.at(loc);
-            Watched::At(dir, path, if nofollow { libc::AT_SYMLINK_NOFOLLOW } else { 0 })
+            TimedInode::At(dir, path, if nofollow { libc::AT_SYMLINK_NOFOLLOW } else { 0 })
         };
         let target = |target: &Target| match target {
             Target::Path(loc, nofollow) => itself(loc, *nofollow),
-            Target::Slot(slot) => Watched::Fd(self.fd(*slot)),
+            Target::Slot(slot) => TimedInode::Fd(self.fd(*slot)),
         };
         match op {
             Op::Open { loc, .. }
@@ -149,7 +149,7 @@ impl World {
             Op::LinkSlot { slot, to } => {
                 vec![
                     ("the parent", parent(to), None),
-                    ("the file", Watched::Fd(self.fd(*slot)), None),
+                    ("the file", TimedInode::Fd(self.fd(*slot)), None),
                 ]
             }
             Op::Rename { from, to, .. } => vec![
@@ -160,8 +160,10 @@ impl World {
             Op::Write { slot, .. }
             | Op::Pwrite { slot, .. }
             | Op::Ftruncate { slot, .. }
-            | Op::Fallocate { slot, .. } => vec![("the file", Watched::Fd(self.fd(*slot)), None)],
-            Op::CopyRange { to, .. } => vec![("the file", Watched::Fd(self.fd(*to)), None)],
+            | Op::Fallocate { slot, .. } => {
+                vec![("the file", TimedInode::Fd(self.fd(*slot)), None)]
+            }
+            Op::CopyRange { to, .. } => vec![("the file", TimedInode::Fd(self.fd(*to)), None)],
             Op::Truncate { loc, .. } => vec![("the file", itself(loc, false), None)],
             Op::Chmod { target: t, .. }
             | Op::Chown { target: t, .. }
@@ -362,10 +364,10 @@ fn nofollow_flag(nofollow: bool) -> i32 {
     if nofollow { libc::AT_SYMLINK_NOFOLLOW } else { 0 }
 }
 
-fn look(watched: &Watched) -> Option<(u64, Times)> {
-    let st = match watched {
-        Watched::Fd(fd) => sys::fstat(*fd),
-        Watched::At(dir, path, flags) => sys::fstatat(*dir, path, *flags),
+fn look(timed: &TimedInode) -> Option<(u64, Times)> {
+    let st = match timed {
+        TimedInode::Fd(fd) => sys::fstat(*fd),
+        TimedInode::At(dir, path, flags) => sys::fstatat(*dir, path, *flags),
     }
     .ok()?;
     let times = Times {

@@ -137,7 +137,7 @@ impl Generator {
         self.effects.clear();
     }
 
-    fn op(&mut self, who: usize) -> Op {
+    fn op(&mut self, actor: usize) -> Op {
         // Weights; the sum is what they add up to.
         const WEIGHTS: &[(u64, Make)] = &[
             (95, Generator::open),
@@ -176,7 +176,7 @@ impl Generator {
         let mut at = self.rng.below(WEIGHTS.iter().map(|(w, _)| w).sum());
         for (weight, make) in WEIGHTS {
             if at < *weight {
-                return make(self, who);
+                return make(self, actor);
             }
             at -= weight;
         }
@@ -201,13 +201,13 @@ impl Generator {
         if fitting.is_empty() { None } else { Some((*self.rng.pick(&fitting)).clone()) }
     }
 
-    fn known_dir(&mut self) -> Names {
+    fn dir_seen(&mut self) -> Names {
         // The root often, so that the tree stays shallow enough for names to meet.
         if self.rng.percent(30) { Vec::new() } else { self.known(&[Kind::Dir]).unwrap_or_default() }
     }
 
     fn new_names(&mut self) -> Names {
-        let mut names = self.known_dir();
+        let mut names = self.dir_seen();
         if names.len() >= 6 {
             names.truncate(2);
         }
@@ -244,11 +244,11 @@ impl Generator {
     }
 
     /// Turns names into a path from some base, sometimes in an odd spelling.
-    fn loc(&mut self, who: usize, names: &Names) -> Loc {
+    fn loc(&mut self, actor: usize, names: &Names) -> Loc {
         let mut loc = Loc { base: Base::Root, path: names.join(&b'/') };
-        let cwd = self.cwd[who].clone().unwrap_or_else(|| vec![b"\0".to_vec()]);
+        let cwd = self.cwd[actor].clone().unwrap_or_else(|| vec![b"\0".to_vec()]);
         let slot = self.rng.below(DIR_SLOTS as u64) as usize;
-        if let (true, Some(dir)) = (self.rng.percent(40), self.dirs[who][slot].clone()) {
+        if let (true, Some(dir)) = (self.rng.percent(40), self.dirs[actor][slot].clone()) {
             // Mostly a path below that directory; sometimes whatever it leads to.
             if names.starts_with(&dir) || self.rng.percent(10) {
                 let rest = if names.starts_with(&dir) { &names[dir.len()..] } else { &names[..] };
@@ -261,17 +261,17 @@ impl Generator {
             // Whether "." may be searched is for the kernel alone to say, and on a mount that
             // checks permissions itself it does not: only for root are "." and a full path the
             // same.
-            loc = if who < ROOTS {
+            loc = if actor < ROOTS {
                 Loc { base: loc.base, path: b".".to_vec() }
             } else {
                 Loc { base: Base::Root, path: [&b"/"[..], &names.join(&b'/')[..]].concat() }
             };
         }
         self.used.push((loc.base, names.clone()));
-        self.spell(who, loc)
+        self.spell(actor, loc)
     }
 
-    fn spell(&mut self, who: usize, mut loc: Loc) -> Loc {
+    fn spell(&mut self, actor: usize, mut loc: Loc) -> Loc {
         let pad = |path: &[u8], len: usize| {
             let mut out = Vec::new();
             while out.len() + 2 + path.len() <= len {
@@ -287,7 +287,7 @@ impl Generator {
         let draw = self.rng.below(200);
         // "." and "..", as above; before nothing but slashes "./" is one too.
         let bare = loc.path.iter().all(|&b| b == b'/');
-        if who >= ROOTS && (matches!(draw, 1 | 2 | 6 | 7) || bare && matches!(draw, 3 | 9..=12)) {
+        if actor >= ROOTS && (matches!(draw, 1 | 2 | 6 | 7) || bare && matches!(draw, 3 | 9..=12)) {
             return loc;
         }
         match draw {
@@ -319,18 +319,18 @@ impl Generator {
         loc
     }
 
-    fn target(&mut self, who: usize, kinds: &[Kind]) -> Target {
+    fn target(&mut self, actor: usize, kinds: &[Kind]) -> Target {
         if self.rng.percent(35) {
-            Target::Slot(self.slot(who))
+            Target::Slot(self.slot(actor))
         } else {
             let names = self.some(kinds);
             let nofollow = self.rng.percent(25);
-            Target::Path(self.loc(who, &names), nofollow)
+            Target::Path(self.loc(actor, &names), nofollow)
         }
     }
 
-    fn slot(&mut self, who: usize) -> u8 {
-        let open: Vec<_> = (0..SLOTS).filter(|&s| self.open[who][s]).collect();
+    fn slot(&mut self, actor: usize) -> u8 {
+        let open: Vec<_> = (0..SLOTS).filter(|&s| self.open[actor][s]).collect();
         if open.is_empty() || self.rng.percent(5) {
             self.rng.below(SLOTS as u64) as u8
         } else {
@@ -345,7 +345,7 @@ impl Generator {
     }
 
     /// Takes in how the last step ended on the reference.
-    fn learn(&mut self, who: usize, ret: i64) {
+    fn learn(&mut self, actor: usize, ret: i64) {
         let (effects, used) = (std::mem::take(&mut self.effects), std::mem::take(&mut self.used));
         if ret >= 0 {
             effects.into_iter().for_each(|effect| self.apply(effect));
@@ -357,8 +357,8 @@ impl Generator {
         // Something that the path went through is not there: lose track of the doubtful part.
         for (base, names) in used {
             match base {
-                Base::Cwd => self.cwd[who] = None,
-                Base::Dir(d) => self.dirs[who][d as usize] = None,
+                Base::Cwd => self.cwd[actor] = None,
+                Base::Dir(d) => self.dirs[actor][d as usize] = None,
                 Base::Root => {
                     self.nodes.remove(&names);
                 }
@@ -366,8 +366,8 @@ impl Generator {
         }
         if ret == -i64::from(libc::EBADF) {
             for effect in effects {
-                if let Effect::Open(who, slot, false) = effect {
-                    self.open[who][slot as usize] = false;
+                if let Effect::Open(actor, slot, false) = effect {
+                    self.open[actor][slot as usize] = false;
                 }
             }
         }
@@ -396,9 +396,9 @@ impl Generator {
                 self.put_tree(&from, b);
                 self.put_tree(&to, a);
             }
-            Effect::Open(who, slot, open) => self.open[who][slot as usize] = open,
-            Effect::Dir(who, dir, names) => self.dirs[who][dir as usize] = names,
-            Effect::Cwd(who, names) => self.cwd[who] = Some(names),
+            Effect::Open(actor, slot, open) => self.open[actor][slot as usize] = open,
+            Effect::Dir(actor, dir, names) => self.dirs[actor][dir as usize] = names,
+            Effect::Cwd(actor, names) => self.cwd[actor] = Some(names),
         }
     }
 

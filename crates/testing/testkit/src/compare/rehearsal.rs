@@ -22,7 +22,7 @@ pub fn with_rehearsal<T>(
     std::thread::scope(|scope| {
         let mut lines: Vec<Line> = Vec::new();
         for actor in ACTORS {
-            let ((ask, asked), (answer, answered)) = (channel(), channel());
+            let ((send, asked), (answer, answered)) = (channel(), channel());
             scope.spawn(move || match become_actor(tree, actor) {
                 Ok(mut world) => {
                     let _ = answer.send(Ok(0));
@@ -36,11 +36,11 @@ pub fn with_rehearsal<T>(
                 }
             });
             answered.recv().map_err(|e| e.to_string())??;
-            lines.push((ask, answered));
+            lines.push((send, answered));
         }
         let mut rehearse = |step: &Step| {
-            let (ask, answered) = &lines[step.actor as usize];
-            match ask.send(step.clone()) {
+            let (send, answered) = &lines[step.actor as usize];
+            match send.send(step.clone()) {
                 Ok(()) => {
                     answered.recv().ok().and_then(Result::ok).unwrap_or(-i64::from(libc::EIO))
                 }

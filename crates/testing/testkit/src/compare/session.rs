@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::compare::actor::{ACTORS, Ask, Helper, Silence};
+use crate::compare::actor::{ACTORS, Helper, HelperCommand, Silence};
 use crate::compare::caps::Allowances;
 use crate::compare::elsewhere;
 use crate::compare::op::{Op, Step};
@@ -121,8 +121,8 @@ impl Sides {
         Ok(Self { helpers, apart: apart.is_some(), _trees: trees })
     }
 
-    fn ask(&self, actor: u8, ask: Ask) {
-        self.helpers.iter().for_each(|side| side[actor as usize].ask(ask));
+    fn send(&self, actor: u8, send: HelperCommand) {
+        self.helpers.iter().for_each(|side| side[actor as usize].send(send));
     }
 
     /// The answers of both sides.
@@ -158,11 +158,11 @@ impl Sides {
     }
 
     fn run(&self, index: usize, step: &Step) -> Result<[Outcome; 2], Difference> {
-        self.ask(step.actor, Ask::Step(index as u32));
+        self.send(step.actor, HelperCommand::Step(index as u32));
         if let Op::LockWait { other, .. } = step.op {
             // Let both calls block first; if one is late the result is the same.
             std::thread::sleep(std::time::Duration::from_millis(20));
-            self.ask(other, Ask::Unlock(index as u32));
+            self.send(other, HelperCommand::Unlock(index as u32));
             let unlocks = self.answers(other)?;
             let mut both = self.answers(step.actor)?;
             for (out, unlock) in both.iter_mut().zip(unlocks) {
@@ -172,7 +172,7 @@ impl Sides {
         }
         let [mut a, b] = self.answers(step.actor)?;
         if self.apart && elsewhere::is_repeated(step, &a) {
-            self.helpers[0][step.actor as usize].ask(Ask::Again(index as u32));
+            self.helpers[0][step.actor as usize].send(HelperCommand::Again(index as u32));
             a = self.answer(0, step.actor)?;
         }
         if self.apart && step.actor == elsewhere::ACTOR {
@@ -182,7 +182,7 @@ impl Sides {
     }
 
     fn walk(&self) -> Option<Difference> {
-        self.ask(0, Ask::Walk);
+        self.send(0, HelperCommand::Walk);
         match self.answers(0) {
             Ok([a, b]) => difference("tree", &a, &b),
             Err(difference) => Some(difference),

@@ -53,7 +53,7 @@ fn read_dir(fd: i32, prefix: &str, tree: &mut Tree) -> Result<(), i32> {
             continue;
         }
         let path = format!("{prefix}{}", String::from_utf8_lossy(&entry.name));
-        let found = look(fd, &entry.name, &path, tree)
+        let found = observe_entry(fd, &entry.name, &path, tree)
             .unwrap_or_else(|e| Found::Bad(format!("cannot be read: {}", errno::name(e))));
         if tree.insert(path.clone(), found).is_some() {
             tree.insert(path, Found::Bad("is listed twice".into()));
@@ -62,7 +62,7 @@ fn read_dir(fd: i32, prefix: &str, tree: &mut Tree) -> Result<(), i32> {
     Ok(())
 }
 
-fn look(dir: i32, name: &[u8], path: &str, tree: &mut Tree) -> Result<Found, i32> {
+fn observe_entry(dir: i32, name: &[u8], path: &str, tree: &mut Tree) -> Result<Found, i32> {
     let name = sys::cstring(name);
     let st = sys::fstatat(dir, &name, libc::AT_SYMLINK_NOFOLLOW)?;
     let open = |flags| {

@@ -13,7 +13,7 @@ use crate::crash::observe::{Found, FoundFile, Tree};
 
 /// What was promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum Durability {
     /// Every acknowledged operation survives (kill -9; power loss in mode `commit`).
     Acknowledged,
     /// Everything up to the last acknowledged sync, and everything acknowledged more than so many
@@ -26,7 +26,7 @@ pub enum Promise {
 
 /// The judgement.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct CrashReport {
     /// Acknowledged operations that were looked at.
     pub acknowledged: usize,
     /// Acknowledged operations that are gone as the promise allows.
@@ -45,14 +45,14 @@ struct Survived {
 }
 
 /// Judges a tree by its log.
-pub fn verify(log: &Log, tree: &Tree, promise: Promise) -> Verdict {
-    let mut verdict = Verdict::default();
+pub fn verify(log: &Log, tree: &Tree, durability: Durability) -> CrashReport {
+    let mut crash_report = CrashReport::default();
     let mut survived = BTreeMap::new();
     for path in tree.keys() {
         match owner(path) {
             Some(thread) if log.threads.contains_key(&thread) => {}
             None if path == "shared" => {}
-            _ => verdict.broken.push(format!("{path} was never made")),
+            _ => crash_report.broken.push(format!("{path} was never made")),
         }
     }
     for (&thread, ops) in &log.threads {
@@ -62,20 +62,20 @@ pub fn verify(log: &Log, tree: &Tree, promise: Promise) -> Verdict {
             .map(|(p, f)| (p.clone(), f.clone()))
             .collect();
         let acked = ops.iter().filter(|l| l.acked.is_some()).count();
-        verdict.acknowledged += acked;
-        match judge_thread(ops, &mine, first_allowed(ops, acked, log.last_ms, promise)) {
+        crash_report.acknowledged += acked;
+        match check_thread(ops, &mine, first_allowed(ops, acked, log.last_ms, durability)) {
             Ok(found) => {
-                verdict.lost_allowed += acked.saturating_sub(found.largest);
-                verdict.in_flight_done += found.largest.saturating_sub(acked);
+                crash_report.lost_allowed += acked.saturating_sub(found.largest);
+                crash_report.in_flight_done += found.largest.saturating_sub(acked);
                 survived.insert(thread, found);
             }
             Err(lines) => {
-                verdict.broken.push(format!("thread {thread}: {}", lines.join("\n    ")));
+                crash_report.broken.push(format!("thread {thread}: {}", lines.join("\n    ")));
             }
         }
     }
-    verdict.broken.extend(order_broken(log, &survived));
-    verdict
+    crash_report.broken.extend(order_broken(log, &survived));
+    crash_report
 }
 
 /// The thread that a name belongs to.
@@ -87,10 +87,10 @@ fn owner(path: &str) -> Option<u64> {
 }
 
 /// How many operations must have survived at least.
-fn first_allowed(ops: &[Logged], acked: usize, last_ms: u64, promise: Promise) -> usize {
-    match promise {
-        Promise::Acknowledged => acked,
-        Promise::Synced { within_ms } => {
+fn first_allowed(ops: &[Logged], acked: usize, last_ms: u64, durability: Durability) -> usize {
+    match durability {
+        Durability::Acknowledged => acked,
+        Durability::Synced { within_ms } => {
             let old = |ms: u64| within_ms.is_some_and(|within| ms + within < last_ms);
             let must = |l: &Logged| l.acked.is_some_and(|(_, ms)| l.op.is_sync() || old(ms));
             ops.iter().rposition(must).map_or(0, |i| i + 1)
@@ -98,7 +98,7 @@ fn first_allowed(ops: &[Logged], acked: usize, last_ms: u64, promise: Promise) -
     }
 }
 
-fn judge_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, Vec<String>> {
+fn check_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, Vec<String>> {
     let mut state = State::default();
     ops[..first].iter().for_each(|l| state.apply(&l.op));
     let all: BTreeSet<String> = state.nodes.keys().chain(tree.keys()).cloned().collect();

@@ -60,9 +60,9 @@ pub fn violations(
         |read: &RecordedCall<Call, Answer>| !appends.values().any(|append| meets(read, append));
     let is_last =
         |read: &RecordedCall<Call, Answer>| last.is_some_and(|(begin, _)| begin == read.begin);
-    let judged =
+    let is_accepted =
         reads().filter(|(_, read)| mounts < 2 || is_last(read) || (strict && is_alone(read)));
-    judged.filter_map(|(at, read)| Some((at, complaint(read, &appends, &place)?))).collect()
+    is_accepted.filter_map(|(at, read)| Some((at, complaint(read, &appends, &place)?))).collect()
 }
 
 fn complaint(
@@ -151,21 +151,21 @@ mod tests {
     #[test]
     fn records_under_way_may_be_anywhere() {
         let events = [append(10, 20, 1), append(15, 40, 2), append(15, 60, 3)];
-        let judged = |log: &[u64]| {
+        let is_accepted = |log: &[u64]| {
             is_right(&[&events[..], &[read(30, 35, log), read(70, 80, &[2, 1, 3])]].concat())
         };
-        assert!(judged(&[1]) && judged(&[1, 3, 2]) && judged(&[2, 1]));
-        assert!(!judged(&[2]) && !judged(&[1, 1, 2]));
+        assert!(is_accepted(&[1]) && is_accepted(&[1, 3, 2]) && is_accepted(&[2, 1]));
+        assert!(!is_accepted(&[2]) && !is_accepted(&[1, 1, 2]));
     }
 
     #[test]
     fn what_is_over_stays_where_it_is() {
         let events = [append(10, 20, 1), append(10, 20, 2)];
-        let judged = |early: &[u64], last: &[u64]| {
+        let is_accepted = |early: &[u64], last: &[u64]| {
             is_right(&[&events[..], &[read(30, 35, early), read(70, 80, last)]].concat())
         };
-        assert!(judged(&[1, 2], &[1, 2]) && judged(&[2, 1], &[2, 1]));
-        assert!(!judged(&[1, 2], &[2, 1]));
+        assert!(is_accepted(&[1, 2], &[1, 2]) && is_accepted(&[2, 1], &[2, 1]));
+        assert!(!is_accepted(&[1, 2], &[2, 1]));
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
     fn a_failed_append_is_there_once_or_not() {
         let mut failed = append(10, 20, 1);
         failed.answer = None;
-        let judged = |log: &[u64]| is_right(&[failed.clone(), read(30, 40, log)]);
-        assert!(judged(&[]) && judged(&[1]) && !judged(&[1, 1]));
+        let is_accepted = |log: &[u64]| is_right(&[failed.clone(), read(30, 40, log)]);
+        assert!(is_accepted(&[]) && is_accepted(&[1]) && !is_accepted(&[1, 1]));
     }
 }

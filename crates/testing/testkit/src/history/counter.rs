@@ -24,7 +24,7 @@ impl Model for Counter {
 mod tests {
     use super::*;
     use crate::history::RecordedCall;
-    use crate::history::linear::{Verdict, check};
+    use crate::history::linear::{Linearity, check};
 
     #[test]
     fn no_addition_is_lost() {
@@ -36,7 +36,7 @@ mod tests {
             end,
         };
         let is_right = |events: &[_]| {
-            matches!(check(Counter::default(), events), Verdict::Linearizable { .. })
+            matches!(check(Counter::default(), events), Linearity::Linearizable { .. })
         };
         assert!(is_right(&[add(0, 10, 1), add(5, 20, 0), add(30, 40, 2)]));
         assert!(!is_right(&[add(0, 10, 0), add(5, 20, 0)]));

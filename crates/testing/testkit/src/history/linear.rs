@@ -44,7 +44,7 @@ pub trait Model: Clone + Eq + Hash + Debug {
 
 /// What is known of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict<M> {
+pub enum Linearity<M> {
     /// There is an order that explains it.
     Linearizable {
         /// Most configurations that there were at one time.
@@ -72,7 +72,7 @@ struct Configuration<M> {
 }
 
 /// Decides whether a history is linearizable.
-pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) -> Verdict<M> {
+pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) -> Linearity<M> {
     // Ends after beginnings at the same nanosecond: the two calls count as concurrent.
     let mut points: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * events.len());
     for (index, event) in events.iter().enumerate() {
@@ -89,16 +89,16 @@ pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) 
     for (_, returns, index) in points {
         if !returns {
             let Some(slot) = slots.iter_mut().find(|slot| slot.is_none()) else {
-                return Verdict::Unknown;
+                return Linearity::Unknown;
             };
             *slot = Some(index);
             continue;
         }
         let Some(slot) = slots.iter().position(|slot| *slot == Some(index)) else {
-            return Verdict::Unknown;
+            return Linearity::Unknown;
         };
         let Some(survivors) = with_effect(&configurations, slot, &slots, events) else {
-            return Verdict::Unknown;
+            return Linearity::Unknown;
         };
         if survivors.is_empty() {
             return violation(index, &slots, events, configurations);
@@ -107,7 +107,7 @@ pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) 
         most = most.max(survivors.len());
         configurations = survivors;
     }
-    Verdict::Linearizable { configurations: most }
+    Linearity::Linearizable { configurations: most }
 }
 
 /// All configurations that follow from these and include the call in `slot`, which is then taken
@@ -153,14 +153,14 @@ fn violation<M: Model>(
     slots: &[Option<usize>],
     events: &[RecordedCall<M::Call, M::Answer>],
     configurations: HashSet<Configuration<M>>,
-) -> Verdict<M> {
+) -> Linearity<M> {
     let mut pending: Vec<usize> =
         slots.iter().flatten().copied().filter(|index| *index != event).collect();
     pending.sort_unstable_by_key(|index| events[*index].begin);
     let mut before: Vec<_> = configurations.into_iter().collect();
     before.sort_by_cached_key(|held| (held.done.count_ones(), format!("{:?}", held.state)));
     before.truncate(3);
-    Verdict::Violation {
+    Linearity::Violation {
         event,
         pending,
         before: before.into_iter().map(|held| held.state).collect(),

@@ -355,7 +355,7 @@ impl<'a> Actor<'a> {
         let end = self.now();
         let answer = match said {
             Ok(answer) => Some(answer),
-            Err(errno) if tells_nothing(errno) => {
+            Err(errno) if is_undecided(errno) => {
                 self.shared.unknown.fetch_add(1, Ordering::Relaxed);
                 None
             }
@@ -390,7 +390,7 @@ impl<'a> Actor<'a> {
         let read = || content(&open(self.root.0, &name, libc::O_RDONLY, 0)?);
         let answer = match read() {
             Ok(seen) => Some(seen),
-            Err(errno) if tells_nothing(errno) || errno == libc::ESTALE => None,
+            Err(errno) if is_undecided(errno) || errno == libc::ESTALE => None,
             Err(errno) => return Err(format!("cannot read r{at}: {}", crate::errno::name(errno))),
         };
         let event = RecordedCall {
@@ -435,7 +435,7 @@ impl<'a> Actor<'a> {
         let read = || all_of(&open(self.root.0, c"log", libc::O_RDONLY, 0)?);
         let answer = match read() {
             Ok(bytes) => Some(bytes),
-            Err(errno) if tells_nothing(errno) => None,
+            Err(errno) if is_undecided(errno) => None,
             Err(errno) => {
                 return Err(format!("cannot read the log: {}", crate::errno::name(errno)));
             }
@@ -496,7 +496,7 @@ impl<'a> Actor<'a> {
 }
 
 /// Whether a failure leaves open what happened.
-fn tells_nothing(errno: i32) -> bool {
+fn is_undecided(errno: i32) -> bool {
     [libc::EIO, libc::ETIMEDOUT, libc::ENOTCONN, libc::EINTR, libc::ECONNABORTED, libc::ESTALE]
         .contains(&errno)
 }

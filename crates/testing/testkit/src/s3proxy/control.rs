@@ -15,15 +15,15 @@ use super::server::Proxy;
 const RULES_BYTES_MAX: usize = 64 << 10;
 
 /// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers one request.
 ///
 /// # Errors
 /// Those of the connection.
 pub fn serve(proxy: &Proxy, client: TcpStream) -> io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(TIMEOUT))?;
+    client.set_write_timeout(Some(TIMEOUT))?;
     let mut client = BufReader::new(client);
     let Some(head) = Head::read(&mut client)? else { return Ok(()) };
     let mut body = Collector { bytes: Vec::new(), limit: RULES_BYTES_MAX };
@@ -48,10 +48,15 @@ pub fn serve(proxy: &Proxy, client: TcpStream) -> io::Result<()> {
 ///
 /// # Errors
 /// If it does not answer, or refuses: why.
-pub fn ask(control: &str, method: &str, path: &str, body: &str) -> Result<String, String> {
+pub fn request_control(
+    control: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<String, String> {
     let failed = |error: io::Error| format!("{control}: {error}");
     let client = TcpStream::connect(control).map_err(failed)?;
-    client.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    client.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
     let mut client = BufReader::new(client);
     let head = Head::new(&[
         &format!("{method} {path} HTTP/1.1"),

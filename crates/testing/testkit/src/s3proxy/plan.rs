@@ -38,7 +38,7 @@ pub struct FaultPlan {
     seed: u64,
     rules: RwLock<Arc<Vec<Armed>>>,
     generation: AtomicU64,
-    asked: Mutex<HashMap<u64, u64>>,
+    repetitions: Mutex<HashMap<u64, u64>>,
 }
 
 impl FaultPlan {
@@ -48,7 +48,7 @@ impl FaultPlan {
             seed,
             rules: RwLock::default(),
             generation: AtomicU64::new(0),
-            asked: Mutex::default(),
+            repetitions: Mutex::default(),
         }
     }
 
@@ -57,7 +57,7 @@ impl FaultPlan {
     pub fn set(&self, rules: Vec<Rule>) {
         let armed = rules.into_iter().map(|rule| Armed { rule, met: AtomicU64::new(0) }).collect();
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(armed);
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.repetitions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.generation.fetch_add(1, Relaxed);
     }
 
@@ -89,11 +89,12 @@ impl FaultPlan {
     }
 
     /// Decides about a request.
-    pub fn judge(&self, kind: Kind, target: &str) -> Disturbance {
+    pub fn disturb(&self, kind: Kind, target: &str) -> Disturbance {
         let armed = self.armed();
-        let mut verdict = Disturbance { generation: self.generation(), ..Disturbance::default() };
+        let mut disturbance =
+            Disturbance { generation: self.generation(), ..Disturbance::default() };
         if armed.is_empty() {
-            return verdict;
+            return disturbance;
         }
         let name = hash(target, mix(kind as u64));
         let turn = self.turn(name);
@@ -102,7 +103,7 @@ impl FaultPlan {
             let hit = rule.kinds.contains(&kind)
                 && target.contains(&rule.contains)
                 && random.below(1_000_000) < rule.rate_ppm
-                && (rule.fault.adds_up() || verdict.fault.is_none());
+                && (rule.fault.adds_up() || disturbance.fault.is_none());
             if !hit {
                 continue;
             }
@@ -113,16 +114,16 @@ impl FaultPlan {
             match &rule.fault {
                 Fault::Bandwidth { .. } => continue,
                 Fault::Latency { ms, jitter_ms } => {
-                    verdict.delay_ms += ms + random.below(jitter_ms + 1)
+                    disturbance.delay_ms += ms + random.below(jitter_ms + 1)
                 }
                 fault => {
-                    verdict.fault = Some(fault.clone());
-                    verdict.draw = random.next_u64();
+                    disturbance.fault = Some(fault.clone());
+                    disturbance.draw = random.next_u64();
                 }
             }
-            verdict.names.push(rule.fault.name());
+            disturbance.names.push(rule.fault.name());
         }
-        verdict
+        disturbance
     }
 
     fn armed(&self) -> Arc<Vec<Armed>> {
@@ -131,11 +132,11 @@ impl FaultPlan {
 
     /// How often this target was asked for before.
     fn turn(&self, name: u64) -> u64 {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.len() >= TARGETS_MAX {
-            asked.clear();
+        let mut repetitions = self.repetitions.lock().unwrap_or_else(PoisonError::into_inner);
+        if repetitions.len() >= TARGETS_MAX {
+            repetitions.clear();
         }
-        let count = asked.entry(name).or_insert(0);
+        let count = repetitions.entry(name).or_insert(0);
         *count += 1;
         *count
     }
@@ -161,7 +162,7 @@ mod tests {
     /// Which of `targets` are hit, asked for in this order.
     fn hits(plan: &FaultPlan, targets: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
         let mut hit: Vec<_> = targets
-            .map(|n| (n, plan.judge(Kind::Get, &format!("/b/{n}")).fault.is_some()))
+            .map(|n| (n, plan.disturb(Kind::Get, &format!("/b/{n}")).fault.is_some()))
             .collect();
         hit.sort_unstable();
         hit
@@ -180,19 +181,19 @@ mod tests {
     fn a_repetition_draws_anew() {
         let plan = plan(1, "reset:rate=0.5");
         let tries: Vec<_> =
-            (0..32).map(|_| plan.judge(Kind::Put, "/b/k").fault.is_some()).collect();
+            (0..32).map(|_| plan.disturb(Kind::Put, "/b/k").fault.is_some()).collect();
         assert!(tries.contains(&true) && tries.contains(&false));
     }
 
     #[test]
     fn skip_count_kind_and_match() {
         let plan = plan(1, "status:code=500,kind=list,skip=1,count=2 latency:ms=5 reset:match=/k2");
-        let status = |verdict: Disturbance| verdict.fault.map(|fault| fault.name());
+        let status = |disturbance: Disturbance| disturbance.fault.map(|fault| fault.name());
         let lists: Vec<_> =
-            (0..4).map(|_| status(plan.judge(Kind::List, "/b?list-type=2"))).collect();
+            (0..4).map(|_| status(plan.disturb(Kind::List, "/b?list-type=2"))).collect();
         assert_eq!(lists, [None, Some("status"), Some("status"), None]);
-        assert_eq!(status(plan.judge(Kind::Get, "/b/k1")), None);
-        let hit = plan.judge(Kind::Get, "/b/k2");
+        assert_eq!(status(plan.disturb(Kind::Get, "/b/k1")), None);
+        let hit = plan.disturb(Kind::Get, "/b/k2");
         assert_eq!((hit.delay_ms, hit.names.as_slice()), (5, &["latency", "reset"][..]));
         assert_eq!(plan.bandwidth(), (0, 0));
         plan.set(Rule::parse_all("bandwidth:up=10,down=20").unwrap());

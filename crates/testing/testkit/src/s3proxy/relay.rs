@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = 128 << 10;
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// How often a request that waits looks whether its client is still there.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// What becomes of the connection after a request.
 #[derive(PartialEq, Eq)]
@@ -56,23 +56,23 @@ impl Relay<'_> {
         let Some(head) = Head::read(&mut self.client)? else { return Ok(Next::Close) };
         let (method, target) = (head.word(0).to_string(), head.word(1).to_string());
         let kind = Kind::of(&method, &target, head.header("x-amz-copy-source").is_some());
-        let verdict = self.proxy.plan.judge(kind, &target);
+        let disturbance = self.proxy.plan.disturb(kind, &target);
         let proxy = self.proxy;
-        let _in_flight = proxy.counts.begin(kind, &verdict.names);
-        proxy.log(kind, &head, &verdict);
-        self.delay(verdict.delay_ms);
-        match &verdict.fault {
+        let _in_flight = proxy.counts.begin(kind, &disturbance.names);
+        proxy.log(kind, &head, &disturbance);
+        self.delay(disturbance.delay_ms);
+        match &disturbance.fault {
             Some(Fault::Reset) => Ok(Next::Reset),
             Some(Fault::Hang) => {
-                while self.proxy.plan.generation() == verdict.generation
+                while self.proxy.plan.generation() == disturbance.generation
                     && !is_gone(self.client.get_ref())
                 {
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_EVERY);
                 }
                 Ok(Next::Reset)
             }
             Some(Fault::Status { code, error }) => self.refuse(&head, &method, *code, error),
-            _ => self.forward(kind, &head, &method, &verdict),
+            _ => self.forward(kind, &head, &method, &disturbance),
         }
     }
 
@@ -80,8 +80,8 @@ impl Relay<'_> {
     fn delay(&self, ms: u64) {
         let end = Instant::now() + Duration::from_millis(ms);
         while let Some(left) = end.checked_duration_since(Instant::now()) {
-            std::thread::sleep(left.min(10 * LOOK));
-            if left > LOOK && is_gone(self.client.get_ref()) {
+            std::thread::sleep(left.min(10 * POLL_EVERY));
+            if left > POLL_EVERY && is_gone(self.client.get_ref()) {
                 return;
             }
         }
@@ -119,7 +119,7 @@ impl Relay<'_> {
         kind: Kind,
         head: &Head,
         method: &str,
-        verdict: &Disturbance,
+        disturbance: &Disturbance,
     ) -> io::Result<Next> {
         // A connection that the store has closed meanwhile would look like a fault that no rule
         // asked for.
@@ -144,16 +144,16 @@ impl Relay<'_> {
         };
         self.proxy.counts.answered(kind, answer.status());
         let framing = answer.answer_framing(method);
-        if verdict.fault == Some(Fault::LostAnswer) {
+        if disturbance.fault == Some(Fault::LostAnswer) {
             pass_body(framing, &mut store, &mut Nowhere)?;
             return Ok(Next::Reset);
         }
         let good = (200..300).contains(&answer.status());
-        let mut next = match &verdict.fault {
+        let mut next = match &disturbance.fault {
             Some(fault @ (Fault::Truncate | Fault::Short | Fault::Long | Fault::WrongBytes))
                 if good && matches!(framing, Framing::Length(_)) =>
             {
-                self.damage(&answer, framing, &mut store, fault, verdict.draw)?
+                self.damage(&answer, framing, &mut store, fault, disturbance.draw)?
             }
             fault if good && kind == Kind::List && self.proxy.plan.holds_listings() => {
                 self.listing(&answer, framing, &mut store, fault.as_ref())?

@@ -62,7 +62,7 @@ impl Proxy {
     }
 
     /// Writes a request to the log: milliseconds, kind, method, target, range, and what hit it.
-    pub fn log(&self, kind: Kind, head: &Head, verdict: &Disturbance) {
+    pub fn log(&self, kind: Kind, head: &Head, disturbance: &Disturbance) {
         let Some(log) = &self.log else { return };
         let line = format!(
             "{} {} {} {} {} {}\n",
@@ -71,7 +71,7 @@ impl Proxy {
             head.word(0),
             head.word(1),
             head.header("range").unwrap_or("-"),
-            verdict.names.join("+"),
+            disturbance.names.join("+"),
         );
         // A log that cannot be written is not worth ending a test for.
         let _ = log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());

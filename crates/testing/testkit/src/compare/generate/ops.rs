@@ -11,19 +11,19 @@ const MODES: &[u32] = &[
 const XATTRS: &[&[u8]] = &[b"user.a", b"user.b", b"user.c.d", b"user.d/e", b"user.\xe2\x82\xac"];
 
 impl Generator {
-    pub(super) fn open(&mut self, who: usize) -> Op {
+    pub(super) fn open(&mut self, actor: usize) -> Op {
         let slot = self.rng.below(SLOTS as u64) as u8;
         let mut flags =
             *self.rng.pick(&[libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR, libc::O_RDWR]);
         let mode = *self.rng.pick(MODES);
         if self.rng.percent(4) {
-            let names = self.known_dir();
+            let names = self.dir_seen();
             let access = if self.rng.percent(90) { libc::O_RDWR } else { flags };
-            self.will(Effect::Open(who, slot, true));
+            self.will(Effect::Open(actor, slot, true));
             let excl = if self.rng.percent(15) { libc::O_EXCL } else { 0 };
             return Op::Open {
                 slot,
-                loc: self.loc(who, &names),
+                loc: self.loc(actor, &names),
                 flags: libc::O_TMPFILE | access | excl,
                 mode,
             };
@@ -65,23 +65,23 @@ impl Generator {
         if self.rng.percent(5) && flags & libc::O_APPEND == 0 {
             flags |= libc::O_DIRECT;
         }
-        self.will(Effect::Open(who, slot, true));
-        Op::Open { slot, loc: self.loc(who, &names), flags, mode }
+        self.will(Effect::Open(actor, slot, true));
+        Op::Open { slot, loc: self.loc(actor, &names), flags, mode }
     }
 
-    pub(super) fn close(&mut self, who: usize) -> Op {
-        let slot = self.slot(who);
-        self.will(Effect::Open(who, slot, false));
+    pub(super) fn close(&mut self, actor: usize) -> Op {
+        let slot = self.slot(actor);
+        self.will(Effect::Open(actor, slot, false));
         Op::Close { slot }
     }
 
-    pub(super) fn dup(&mut self, who: usize) -> Op {
-        let (from, to) = (self.slot(who), self.rng.below(SLOTS as u64) as u8);
-        self.will(Effect::Open(who, to, true));
+    pub(super) fn dup(&mut self, actor: usize) -> Op {
+        let (from, to) = (self.slot(actor), self.rng.below(SLOTS as u64) as u8);
+        self.will(Effect::Open(actor, to, true));
         Op::Dup { from, to }
     }
 
-    pub(super) fn open_dir(&mut self, who: usize) -> Op {
+    pub(super) fn open_dir(&mut self, actor: usize) -> Op {
         let dir = self.rng.below(DIR_SLOTS as u64) as u8;
         let names = self.some(&[Kind::Dir]);
         let flags = match self.rng.below(10) {
@@ -89,19 +89,19 @@ impl Generator {
             1 | 2 => libc::O_PATH | libc::O_DIRECTORY,
             _ => libc::O_RDONLY | libc::O_DIRECTORY,
         };
-        let loc = self.loc(who, &names);
-        self.will(Effect::Dir(who, dir, Some(names)));
+        let loc = self.loc(actor, &names);
+        self.will(Effect::Dir(actor, dir, Some(names)));
         Op::OpenDir { dir, loc, flags }
     }
 
-    pub(super) fn close_dir(&mut self, who: usize) -> Op {
+    pub(super) fn close_dir(&mut self, actor: usize) -> Op {
         let dir = self.rng.below(DIR_SLOTS as u64) as u8;
-        self.will(Effect::Dir(who, dir, None));
+        self.will(Effect::Dir(actor, dir, None));
         Op::CloseDir { dir }
     }
 
-    pub(super) fn read(&mut self, who: usize) -> Op {
-        let (slot, len) = (self.slot(who), self.length());
+    pub(super) fn read(&mut self, actor: usize) -> Op {
+        let (slot, len) = (self.slot(actor), self.length());
         if self.rng.percent(50) {
             Op::Read { slot, len }
         } else {
@@ -109,8 +109,8 @@ impl Generator {
         }
     }
 
-    pub(super) fn write(&mut self, who: usize) -> Op {
-        let (slot, len, fill) = (self.slot(who), self.length(), self.rng.next_u64() >> 40);
+    pub(super) fn write(&mut self, actor: usize) -> Op {
+        let (slot, len, fill) = (self.slot(actor), self.length(), self.rng.next_u64() >> 40);
         if self.rng.percent(50) {
             Op::Write { slot, len, fill }
         } else {
@@ -118,16 +118,16 @@ impl Generator {
         }
     }
 
-    pub(super) fn truncate(&mut self, who: usize) -> Op {
+    pub(super) fn truncate(&mut self, actor: usize) -> Op {
         let len = self.offset();
         if self.rng.percent(50) {
-            return Op::Ftruncate { slot: self.slot(who), len };
+            return Op::Ftruncate { slot: self.slot(actor), len };
         }
         let names = self.some(&[Kind::File]);
-        Op::Truncate { loc: self.loc(who, &names), len }
+        Op::Truncate { loc: self.loc(actor, &names), len }
     }
 
-    pub(super) fn fallocate(&mut self, who: usize) -> Op {
+    pub(super) fn fallocate(&mut self, actor: usize) -> Op {
         let keep = libc::FALLOC_FL_KEEP_SIZE;
         let mode = *self.rng.pick(&[
             0,
@@ -145,11 +145,11 @@ impl Generator {
             // Their granularity is the block size, which is for each file system to choose.
             (off, len) = (off.abs() / 65536 * 65536, (len / 65536 + 1) * 65536);
         }
-        Op::Fallocate { slot: self.slot(who), mode, off, len }
+        Op::Fallocate { slot: self.slot(actor), mode, off, len }
     }
 
-    pub(super) fn seek(&mut self, who: usize) -> Op {
-        let slot = self.slot(who);
+    pub(super) fn seek(&mut self, actor: usize) -> Op {
+        let slot = self.slot(actor);
         match self.rng.below(10) {
             0..3 => Op::SeekMap { slot },
             n => {
@@ -167,22 +167,22 @@ impl Generator {
         }
     }
 
-    pub(super) fn mkdir(&mut self, who: usize) -> Op {
+    pub(super) fn mkdir(&mut self, actor: usize) -> Op {
         let names = self.fresh();
         let mode = if self.rng.percent(60) { 0o777 } else { *self.rng.pick(MODES) };
-        let loc = self.loc(who, &names);
+        let loc = self.loc(actor, &names);
         self.add(&names, Kind::Dir);
         Op::Mkdir { loc, mode }
     }
 
-    pub(super) fn rmdir(&mut self, who: usize) -> Op {
+    pub(super) fn rmdir(&mut self, actor: usize) -> Op {
         let names = self.some(&[Kind::Dir]);
-        let loc = self.loc(who, &names);
+        let loc = self.loc(actor, &names);
         self.will(Effect::Remove(names));
         Op::Rmdir { loc }
     }
 
-    pub(super) fn mknod(&mut self, who: usize) -> Op {
+    pub(super) fn mknod(&mut self, actor: usize) -> Op {
         let names = self.fresh();
         let kind = *self.rng.pick(&[
             libc::S_IFIFO,
@@ -192,7 +192,7 @@ impl Generator {
             libc::S_IFDIR,
             0,
         ]);
-        let loc = self.loc(who, &names);
+        let loc = self.loc(actor, &names);
         if kind != libc::S_IFDIR {
             let plain = kind == libc::S_IFREG || kind == 0;
             self.add(&names, if plain { Kind::File } else { Kind::Fifo });
@@ -200,7 +200,7 @@ impl Generator {
         Op::Mknod { loc, mode: kind | *self.rng.pick(MODES) }
     }
 
-    pub(super) fn symlink(&mut self, who: usize) -> Op {
+    pub(super) fn symlink(&mut self, actor: usize) -> Op {
         let names = self.fresh();
         let target = match self.rng.below(10) {
             0..4 => self.name(),
@@ -212,38 +212,38 @@ impl Generator {
             8 => names.last().cloned().unwrap_or_default(),
             _ => vec![b'x'; *self.rng.pick(&[1000, 4000, 4095, 4096, 0])],
         };
-        let loc = self.loc(who, &names);
+        let loc = self.loc(actor, &names);
         self.add(&names, Kind::Link);
         Op::Symlink { target, loc }
     }
 
-    pub(super) fn readlink(&mut self, who: usize) -> Op {
+    pub(super) fn readlink(&mut self, actor: usize) -> Op {
         let names = self.some(&[Kind::Link]);
-        Op::Readlink { loc: self.loc(who, &names) }
+        Op::Readlink { loc: self.loc(actor, &names) }
     }
 
-    pub(super) fn link(&mut self, who: usize) -> Op {
+    pub(super) fn link(&mut self, actor: usize) -> Op {
         let to = self.fresh();
         if self.rng.percent(12) {
-            let (slot, to_loc) = (self.slot(who), self.loc(who, &to));
+            let (slot, to_loc) = (self.slot(actor), self.loc(actor, &to));
             self.add(&to, Kind::File);
             return Op::LinkSlot { slot, to: to_loc };
         }
         let from = self.some(&[Kind::File, Kind::File, Kind::Link, Kind::Fifo]);
-        let (from_loc, to_loc) = (self.loc(who, &from), self.loc(who, &to));
+        let (from_loc, to_loc) = (self.loc(actor, &from), self.loc(actor, &to));
         let kind = self.nodes.get(&from).copied().unwrap_or(Kind::File);
         self.add(&to, kind);
         Op::Link { from: from_loc, to: to_loc, follow: self.rng.percent(20) }
     }
 
-    pub(super) fn unlink(&mut self, who: usize) -> Op {
+    pub(super) fn unlink(&mut self, actor: usize) -> Op {
         let names = self.some(&[Kind::File, Kind::Link, Kind::Fifo]);
-        let loc = self.loc(who, &names);
+        let loc = self.loc(actor, &names);
         self.will(Effect::Remove(names));
         Op::Unlink { loc }
     }
 
-    pub(super) fn rename(&mut self, who: usize) -> Op {
+    pub(super) fn rename(&mut self, actor: usize) -> Op {
         let all = [Kind::Dir, Kind::File, Kind::Link, Kind::Fifo];
         let from = self.some(&all);
         let to = if self.rng.percent(50) { self.fresh() } else { self.some(&all) };
@@ -253,22 +253,22 @@ impl Generator {
             6 => *self.rng.pick(&[libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE, 1 << 20]),
             _ => 0,
         };
-        let (from_loc, to_loc) = (self.loc(who, &from), self.loc(who, &to));
+        let (from_loc, to_loc) = (self.loc(actor, &from), self.loc(actor, &to));
         let exchange = flags == libc::RENAME_EXCHANGE;
         self.will(if exchange { Effect::Exchange(from, to) } else { Effect::Move(from, to) });
         Op::Rename { from: from_loc, to: to_loc, flags }
     }
 
-    pub(super) fn chmod(&mut self, who: usize) -> Op {
+    pub(super) fn chmod(&mut self, actor: usize) -> Op {
         // Directories mostly stay usable, or nothing would succeed any more.
-        let target = self.target(who, &[Kind::File, Kind::File, Kind::Dir]);
+        let target = self.target(actor, &[Kind::File, Kind::File, Kind::Dir]);
         let mode = if self.rng.percent(50) { 0o777 } else { *self.rng.pick(MODES) };
         Op::Chmod { target, mode }
     }
 
-    pub(super) fn chown(&mut self, who: usize) -> Op {
+    pub(super) fn chown(&mut self, actor: usize) -> Op {
         let ids = [0, u32::MAX, 20001, 20002, 20003, 20100];
-        let target = self.target(who, &[Kind::File, Kind::Dir, Kind::Link]);
+        let target = self.target(actor, &[Kind::File, Kind::Dir, Kind::Link]);
         let (uid, gid) = (*self.rng.pick(&ids), *self.rng.pick(&ids));
         // Changing neither clears the setuid bit on a local file system; FUSE does not tell the
         // daemon of it.
@@ -288,12 +288,12 @@ impl Generator {
         }
     }
 
-    pub(super) fn utimens(&mut self, who: usize) -> Op {
-        let target = self.target(who, &[Kind::File, Kind::Dir, Kind::Link]);
+    pub(super) fn utimens(&mut self, actor: usize) -> Op {
+        let target = self.target(actor, &[Kind::File, Kind::Dir, Kind::Link]);
         Op::Utimens { target, atime: self.time(), mtime: self.time() }
     }
 
-    pub(super) fn stat(&mut self, who: usize) -> Op {
+    pub(super) fn stat(&mut self, actor: usize) -> Op {
         let all = [Kind::Dir, Kind::File, Kind::Link, Kind::Fifo];
         match self.rng.below(10) {
             0 => {
@@ -305,34 +305,34 @@ impl Generator {
                     libc::AT_STATX_FORCE_SYNC,
                     libc::AT_STATX_DONT_SYNC,
                 ]);
-                Op::Statx { loc: self.loc(who, &names), flags }
+                Op::Statx { loc: self.loc(actor, &names), flags }
             }
             1 => {
                 let names = self.some(&all);
-                Op::Statfs { loc: self.loc(who, &names) }
+                Op::Statfs { loc: self.loc(actor, &names) }
             }
-            _ => Op::Stat { target: self.target(who, &all) },
+            _ => Op::Stat { target: self.target(actor, &all) },
         }
     }
 
-    pub(super) fn read_dir(&mut self, who: usize) -> Op {
+    pub(super) fn read_dir(&mut self, actor: usize) -> Op {
         if self.rng.percent(30) {
             let dir = self.rng.below(DIR_SLOTS as u64) as u8;
             return Op::ReadDirSlot { dir, buf: *self.rng.pick(&[300, 512, 4096, 65536]) };
         }
-        let names = if self.rng.percent(80) { self.known_dir() } else { self.some(&[Kind::Dir]) };
-        let loc = self.loc(who, &names);
+        let names = if self.rng.percent(80) { self.dir_seen() } else { self.some(&[Kind::Dir]) };
+        let loc = self.loc(actor, &names);
         if self.rng.percent(25) { Op::SeekDir { loc } } else { Op::ReadDir { loc } }
     }
 
-    pub(super) fn scan(&mut self, who: usize) -> Op {
-        let names = self.known_dir();
-        let (loc, threaded) = (self.loc(who, &names), self.rng.percent(40));
+    pub(super) fn scan(&mut self, actor: usize) -> Op {
+        let names = self.dir_seen();
+        let (loc, threaded) = (self.loc(actor, &names), self.rng.percent(40));
         Op::ScanUnderChange { loc, seed: self.rng.next_u64() >> 32, threaded }
     }
 
-    pub(super) fn xattr(&mut self, who: usize) -> Op {
-        let target = self.target(who, &[Kind::File, Kind::File, Kind::Dir, Kind::Link]);
+    pub(super) fn xattr(&mut self, actor: usize) -> Op {
+        let target = self.target(actor, &[Kind::File, Kind::File, Kind::Dir, Kind::Link]);
         let name = match self.rng.below(50) {
             0 => [&b"user."[..], &[b'n'; 250]].concat(),
             1 => [&b"user."[..], &[b'n'; 251]].concat(),
@@ -357,14 +357,14 @@ impl Generator {
         }
     }
 
-    pub(super) fn access(&mut self, who: usize) -> Op {
+    pub(super) fn access(&mut self, actor: usize) -> Op {
         let names = self.some(&[Kind::Dir, Kind::File, Kind::Link]);
         let flags = *self.rng.pick(&[0, 0, libc::AT_EACCESS, libc::AT_SYMLINK_NOFOLLOW]);
-        Op::Access { loc: self.loc(who, &names), mode: self.rng.below(8) as i32, flags }
+        Op::Access { loc: self.loc(actor, &names), mode: self.rng.below(8) as i32, flags }
     }
 
-    pub(super) fn mmap(&mut self, who: usize) -> Op {
-        let (slot, off, len) = (self.slot(who), self.small_offset(), self.length());
+    pub(super) fn mmap(&mut self, actor: usize) -> Op {
+        let (slot, off, len) = (self.slot(actor), self.small_offset(), self.length());
         if self.rng.percent(45) {
             return Op::MmapRead { slot, off, len };
         }
@@ -379,21 +379,21 @@ impl Generator {
         }
     }
 
-    pub(super) fn copy(&mut self, who: usize) -> Op {
-        let (from, to) = (self.slot(who), self.slot(who));
+    pub(super) fn copy(&mut self, actor: usize) -> Op {
+        let (from, to) = (self.slot(actor), self.slot(actor));
         let (from_off, to_off) = (i64::from(self.small_offset()), i64::from(self.small_offset()));
         Op::CopyRange { from, from_off, to, to_off, len: self.length() }
     }
 
-    pub(super) fn sync(&mut self, who: usize) -> Op {
+    pub(super) fn sync(&mut self, actor: usize) -> Op {
         if self.rng.percent(25) {
             return Op::FsyncDir { dir: self.rng.below(DIR_SLOTS as u64) as u8 };
         }
-        Op::Fsync { slot: self.slot(who), data_only: self.rng.percent(40) }
+        Op::Fsync { slot: self.slot(actor), data_only: self.rng.percent(40) }
     }
 
-    pub(super) fn lock(&mut self, who: usize) -> Op {
-        let slot = self.slot(who);
+    pub(super) fn lock(&mut self, actor: usize) -> Op {
+        let slot = self.slot(actor);
         let range = Range {
             start: self.rng.below(12) as i64 * 10,
             len: *self.rng.pick(&[1, 1, 10, 15, 40, 0]),
@@ -411,26 +411,26 @@ impl Generator {
                 Op::GetLock { slot, kind, typ, range }
             }
             _ => {
-                let other = (who + 1) % ACTORS.len();
+                let other = (actor + 1) % ACTORS.len();
                 Op::LockWait { slot, range, other: other as u8, other_slot: self.slot(other) }
             }
         }
     }
 
-    pub(super) fn process(&mut self, who: usize) -> Op {
+    pub(super) fn process(&mut self, actor: usize) -> Op {
         match self.rng.below(10) {
             0..4 => {
                 let names = if self.rng.percent(50) { Vec::new() } else { self.some(&[Kind::Dir]) };
-                let loc = self.loc(who, &names);
-                self.will(Effect::Cwd(who, names));
+                let loc = self.loc(actor, &names);
+                self.will(Effect::Cwd(actor, names));
                 Op::Chdir { loc }
             }
             4 => {
                 let dir = self.rng.below(DIR_SLOTS as u64) as u8;
-                if let Some(names) = self.dirs[who][dir as usize].clone() {
-                    self.will(Effect::Cwd(who, names));
+                if let Some(names) = self.dirs[actor][dir as usize].clone() {
+                    self.will(Effect::Cwd(actor, names));
                 } else {
-                    self.cwd[who] = None;
+                    self.cwd[actor] = None;
                 }
                 Op::Fchdir { dir }
             }
@@ -439,10 +439,10 @@ impl Generator {
         }
     }
 
-    pub(super) fn deep(&mut self, who: usize) -> Op {
+    pub(super) fn deep(&mut self, actor: usize) -> Op {
         // Once a run at full depth is enough; it is slow.
-        let names = self.known_dir();
-        let loc = self.loc(who, &names);
+        let names = self.dir_seen();
+        let loc = self.loc(actor, &names);
         let name_len = *self.rng.pick(&[255, 200, 1]);
         let depth = if self.deep_done { 20 } else { 60 };
         self.deep_done = true;

@@ -44,18 +44,22 @@ fn history(seed: u64, count: usize, in_flight: usize) -> (Log, Vec<State>) {
     (log, states)
 }
 
-fn broken(log: &Log, tree: &Tree, promise: Promise) -> Vec<String> {
-    verify(log, tree, promise).broken
+fn broken(log: &Log, tree: &Tree, durability: Durability) -> Vec<String> {
+    verify(log, tree, durability).broken
 }
 
-const SYNCED: Promise = Promise::Synced { within_ms: None };
+const SYNCED: Durability = Durability::Synced { within_ms: None };
 
 #[test]
 fn the_true_tree_is_accepted() {
     for seed in 0..20 {
         let (log, states) = history(seed, 200, 0);
         let tree = tree_of(states.last().unwrap());
-        assert_eq!(broken(&log, &tree, Promise::Acknowledged), Vec::<String>::new(), "seed {seed}");
+        assert_eq!(
+            broken(&log, &tree, Durability::Acknowledged),
+            Vec::<String>::new(),
+            "seed {seed}"
+        );
         assert_eq!(broken(&log, &tree, SYNCED), Vec::<String>::new(), "seed {seed}");
     }
 }
@@ -66,7 +70,7 @@ fn operation_in_flight_at_a_crash() {
     for seed in 0..30 {
         let (log, states) = history(seed, 120, 1);
         for state in &states[119..] {
-            let complaints = broken(&log, &tree_of(state), Promise::Acknowledged);
+            let complaints = broken(&log, &tree_of(state), Durability::Acknowledged);
             assert!(complaints.is_empty(), "seed {seed}: {complaints:?}");
         }
     }
@@ -80,7 +84,7 @@ fn an_acknowledged_operation_that_is_gone_is_found() {
         let (before, after) = (tree_of(&states[119]), tree_of(&states[120]));
         if before != after {
             differing += 1;
-            assert!(!broken(&log, &before, Promise::Acknowledged).is_empty(), "seed {seed}");
+            assert!(!broken(&log, &before, Durability::Acknowledged).is_empty(), "seed {seed}");
         }
     }
     assert!(differing > 15);
@@ -110,7 +114,7 @@ fn losses_after_a_power_loss() {
 fn the_time_bound_counts_too() {
     let (log, states) = history(3, 100, 0);
     let tree = tree_of(&states[40]);
-    assert!(!broken(&log, &tree, Promise::Synced { within_ms: Some(20) }).is_empty());
+    assert!(!broken(&log, &tree, Durability::Synced { within_ms: Some(20) }).is_empty());
 }
 
 /// Changes one thing; returns false if the tree has nothing of that kind.
@@ -177,7 +181,7 @@ fn every_planted_damage_is_found() {
             if damage(&mut tree) {
                 planted += 1;
                 assert!(
-                    !broken(&log, &tree, Promise::Acknowledged).is_empty(),
+                    !broken(&log, &tree, Durability::Acknowledged).is_empty(),
                     "{what}, seed {seed}"
                 );
                 assert!(
@@ -205,23 +209,23 @@ fn write_in_flight_at_a_crash() {
         logged(write(6, 9000), 4, false),
     ];
     let log = Log { threads: [(0, ops)].into(), last_ms: 0 };
-    let verdict = |bytes: Vec<u8>| {
+    let crash_report = |bytes: Vec<u8>| {
         let mut tree = Tree::new();
         tree.insert("t0".into(), Found::Dir);
         tree.insert(
             "t0/f".into(),
             Found::File(FoundFile { ino: 1, nlink: 1, bytes, ..FoundFile::default() }),
         );
-        broken(&log, &tree, Promise::Acknowledged).is_empty()
+        broken(&log, &tree, Durability::Acknowledged).is_empty()
     };
     let content = |key, len| bytes_of(&[Piece { key, skip: 0, len }]);
-    assert!(verdict(content(5, 3000)), "old");
-    assert!(verdict(content(6, 9000)), "new");
-    assert!(verdict(Vec::new()), "emptied by O_TRUNC");
-    assert!(verdict(content(6, 4096)), "prefix of new");
-    assert!(!verdict(vec![0; 9000]), "zeros");
-    assert!(!verdict(content(5, 2000)), "torn old");
-    assert!(!verdict([content(6, 4096), vec![0; 100]].concat()), "zeros after a prefix");
+    assert!(crash_report(content(5, 3000)), "old");
+    assert!(crash_report(content(6, 9000)), "new");
+    assert!(crash_report(Vec::new()), "emptied by O_TRUNC");
+    assert!(crash_report(content(6, 4096)), "prefix of new");
+    assert!(!crash_report(vec![0; 9000]), "zeros");
+    assert!(!crash_report(content(5, 2000)), "torn old");
+    assert!(!crash_report([content(6, 4096), vec![0; 100]].concat()), "zeros after a prefix");
 }
 
 /// An overwrite in flight leaves the old bytes, the new ones, or the new ones up to some byte.

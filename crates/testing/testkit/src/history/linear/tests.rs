@@ -51,9 +51,9 @@ fn event(
 
 fn linearizable(events: &Events) -> bool {
     match check(Register(0), events) {
-        Verdict::Linearizable { .. } => true,
-        Verdict::Violation { .. } => false,
-        Verdict::Unknown => panic!("too large: {events:?}"),
+        Linearity::Linearizable { .. } => true,
+        Linearity::Violation { .. } => false,
+        Linearity::Unknown => panic!("too large: {events:?}"),
     }
 }
 
@@ -88,7 +88,7 @@ fn a_violation_names_the_call_that_nothing_explains() {
         event(2, 3, 4, Read, Value(7)),
         event(0, 5, 6, Read, Value(2)),
     ];
-    let Verdict::Violation { event, pending, before } = check(Register(0), &events) else {
+    let Linearity::Violation { event, pending, before } = check(Register(0), &events) else {
         panic!("not found")
     };
     assert_eq!((event, pending, before), (2, vec![1], vec![Register(1)]));
@@ -111,7 +111,7 @@ fn a_call_without_an_answer_may_happen_later_or_never() {
 fn it_says_so_when_it_is_too_much() {
     let unknown = |at| RecordedCall { thread: 0, call: Write(1), answer: None, begin: at, end: at };
     let events: Events = (0..=PENDING_MAX as u64).map(unknown).collect();
-    assert_eq!(check(Register(0), &events), Verdict::Unknown);
+    assert_eq!(check(Register(0), &events), Linearity::Unknown);
 }
 
 /// All orders that respect time, one after the other.

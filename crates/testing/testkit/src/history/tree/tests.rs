@@ -1,6 +1,6 @@
 //! The model against hand-made histories: right ones, and those of file systems with faults.
 
-use super::super::linear::{Verdict, check};
+use super::super::linear::{Linearity, check};
 use super::*;
 use crate::rng::Rng;
 
@@ -21,7 +21,7 @@ fn during(events: &mut Events, begin: u64, end: u64, call: Call, answer: Answer)
 }
 
 fn linearizable(events: &Events) -> bool {
-    matches!(check(Tree::default(), events), Verdict::Linearizable { .. })
+    matches!(check(Tree::default(), events), Linearity::Linearizable { .. })
 }
 
 const D0: At = At::Root(0);
