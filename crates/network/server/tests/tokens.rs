@@ -808,3 +808,53 @@ fn opens_for_compaction_and_copy_with_token() {
     assert_eq!(errno(&client.execute(&fixture, compact(&from))), libc::EBADF);
     assert_ne!(errno(&client.execute(&fixture, compact(&to))), libc::EBADF);
 }
+
+/// Snapshots by tokens: one that is confined to a subtree has none, a read-only one reads and lists
+/// them, and one for some users reads as these, with the permissions of then.
+#[test]
+fn tokens_and_snapshots() {
+    let fixture = Fixture::new();
+    let root = (0, 0);
+    let all = issue(&fixture, |_| ());
+    let (mut admin, top) = holder(1, &fixture, &all);
+    let dir =
+        dir_of(&execute_as(&mut admin, &fixture, root, Op::MkDir(below(top, "private"), 0o700)));
+    let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+    let create = |dir, of: &str| Op::SnapshotCreate { dir, name: name(of) };
+    let made = execute_as(&mut admin, &fixture, root, create(dir, "monday"));
+    let Ok(Answer::Snapshots(made)) = made else { panic!("{made:?}") };
+    let at = |op: Op| Op::At(made[0].id, Box::new(op));
+    let list = |check| Op::ReadDir { dir, after: None, limit: 10, check };
+
+    let confined = issue(&fixture, |record| {
+        record.subtree = Some(Subtree { dir, path: "/private".into() });
+    });
+    let (mut client, _) = holder(2, &fixture, &confined);
+    let listing = Op::SnapshotList { dir: Some(dir), ancestors: false };
+    for op in [at(list(true)), listing.clone(), create(dir, "mine")] {
+        assert_eq!(errno(&execute_as(&mut client, &fixture, root, op)), libc::EPERM);
+    }
+
+    let reader = issue(&fixture, |record| record.read_only = true);
+    let (mut client, _) = holder(3, &fixture, &reader);
+    for op in [at(list(true)), listing] {
+        assert_eq!(errno(&execute_as(&mut client, &fixture, root, op)), 0);
+    }
+    let remove = Op::SnapshotRemove { dir, name: name("monday") };
+    for op in [create(dir, "mine"), remove] {
+        assert_eq!(errno(&execute_as(&mut client, &fixture, root, op)), libc::EROFS);
+    }
+
+    let open = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+    let opened = Op::SetAttr(InodeRef::by_id(dir), open);
+    assert_eq!(errno(&execute_as(&mut admin, &fixture, root, opened)), 0);
+    let users = issue(&fixture, |record| record.uids = Ids::of(vec![(1000, 1000)]).unwrap());
+    let (mut client, _) = holder(4, &fixture, &users);
+    let user = (1000, 1000);
+    assert_eq!(errno(&execute_as(&mut client, &fixture, user, list(true))), 0);
+    // That it may be listed now says nothing of then.
+    for check in [true, false] {
+        assert_eq!(errno(&execute_as(&mut client, &fixture, user, at(list(check)))), libc::EACCES);
+    }
+    assert_eq!(errno(&execute_as(&mut client, &fixture, root, at(list(true)))), libc::EACCES);
+}
