@@ -91,11 +91,9 @@ pub fn load_into(
 
 /// A cluster has no snapshots, so what they need would be lost.
 fn refuse_snapshots(rows: &dyn Engine) -> Result<(), DumpError> {
-    for row in Rows::from(rows, Table::System, 0, RECORD_PREFIX) {
-        if row?.0.suffix.starts_with(RECORD_PREFIX) {
-            return Err(DumpError::Snapshots);
-        }
-        break;
+    let mut records = Rows::from(rows, Table::System, 0, RECORD_PREFIX);
+    if records.peek()?.is_some_and(|(key, _)| key.suffix.starts_with(RECORD_PREFIX)) {
+        return Err(DumpError::Snapshots);
     }
     match Rows::new(rows, Table::History).next().transpose()? {
         Some(_) => Err(DumpError::Snapshots),

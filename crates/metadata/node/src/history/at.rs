@@ -32,6 +32,9 @@ const LOOKUPS_MAX: usize = 8;
 /// A row: suffix and value.
 type Found = (Box<[u8]>, Box<[u8]>);
 
+/// History of rows, and the suffix up to which it is complete, if there is more.
+type HistoryPage = (Vec<Found>, Option<Box<[u8]>>);
+
 /// See the module's header. Directories have one share, number 0, with the sum of all there were:
 /// how many there may be differs from node to node and changes.
 pub struct SnapshotEngine {
@@ -195,7 +198,7 @@ impl SnapshotEngine {
         id: u64,
         after: Option<&[u8]>,
         last: Option<&[u8]>,
-    ) -> Result<(Vec<Found>, Option<Box<[u8]>>), EngineError> {
+    ) -> Result<HistoryPage, EngineError> {
         let from = match after {
             None => vec![table as u8],
             Some(after) => [&history_prefix(table, after)[..], &[0xff; 8]].concat(),

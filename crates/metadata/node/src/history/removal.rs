@@ -44,6 +44,9 @@ struct Version {
     value: Box<[u8]>,
 }
 
+/// Rows with all their history, and the key after them, if there are more.
+type RowHistories = (Vec<(Key, Vec<Version>)>, Option<Key>);
+
 /// What a step changes.
 #[derive(Default)]
 struct Changes {
@@ -98,11 +101,7 @@ impl Pass {
     }
 
     /// The next rows with all their history, and the key at which the next step begins.
-    #[expect(clippy::type_complexity, reason = "the parts of one step, named where they are used")]
-    fn rows(
-        &self,
-        engine: &dyn Engine,
-    ) -> Result<(Vec<(Key, Vec<Version>)>, Option<Key>), EngineError> {
+    fn rows(&self, engine: &dyn Engine) -> Result<RowHistories, EngineError> {
         let (mut groups, mut seen, mut next) = (Vec::new(), 0, None);
         let from = self.from.as_ref().map(Key::borrow);
         engine.scan_table(Table::History, from, &mut |key, value| {
