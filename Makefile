@@ -1,9 +1,9 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all test-build \
-	sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut \
-	bench-passthrough bench-listing bench-versions lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
+	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
+	bench-shortcut bench-passthrough bench-listing bench-versions lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"

@@ -70,8 +70,10 @@ otherwise.
 
 All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path, or of a served one kestrel://host[:port][,host2…]/NAME;
-    /// with @SNAPSHOT or :/DIR@SNAPSHOT behind it as it was at a snapshot, read-only
+    /// The volume: a path, file:///path or kestrel://host[:port][,host2…]/NAME
+    ///
+    /// With @SNAPSHOT or :/DIR@SNAPSHOT behind it: the volume, or a directory of it, as it was at
+    /// that snapshot, read-only.
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,

@@ -58,7 +58,9 @@ enum Action {
     Info(InfoArgs),
     Rename(RenameArgs),
     Remove(RemoveArgs),
+    /// Keep a snapshot from being removed, by a tag
     Hold(TagArgs),
+    /// Take a tag of a snapshot away, so that the snapshot can be removed
     Release(TagArgs),
     Schedule(ScheduleArgs),
     Diff(diff::DiffArgs),
@@ -179,7 +181,7 @@ struct RemoveArgs {
     store: KeyArgs,
 }
 
-/// Keep a snapshot from being removed, by a tag; or take the tag away.
+/// A snapshot and a tag that keeps it from being removed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel snapshot hold /mnt/data/train before-cleaning paper-2026

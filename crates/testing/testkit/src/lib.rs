@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use kestrel_testkit::history::RecordedCall;
-//! use kestrel_testkit::history::linear::{Model, Verdict, check};
+//! use kestrel_testkit::history::linear::{Model, Linearity, check};
 //!
 //! /// A register: `Some` writes a number, `None` reads one.
 //! #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -30,7 +30,7 @@
 //! let write = call(0, Some(7), Some(7), 10, 20);
 //! let read_after = call(1, None, Some(0), 30, 40); // an old value after the write has returned
 //! let verdict = check(Register(0), &[write, read_after]);
-//! assert!(matches!(verdict, Verdict::Violation { event: 1, .. }));
+//! assert!(matches!(verdict, Linearity::Violation { event: 1, .. }));
 //! ```
 //!
 //! # Modules
