@@ -2,7 +2,8 @@
 # The boundary of a subtree token when a directory is moved across it, with real mounts and a lease
 # of 300 s: the mount of the token's client has the directory as its working directory and open, is
 # idle, or uses it up to the last moment, or ever deeper directories of it. When mv has returned
-# nothing in it is read or made through that mount. On one node and, with KESTREL_NODES, on several.
+# nothing in it is read or made through that mount. Then single files. On one node and, with
+# KESTREL_NODES, on several.
 # shellcheck shell=bash disable=SC2034
 set -euo pipefail
 KESTREL_SERVE=1
@@ -87,6 +88,49 @@ for way in none busy deeper idle; do
         timeout 60 python3 "$WORK/keep.py" "$WORK/tenant" "$WORK/all" "$way"
 done
 check "and in reach again when it is back" grep -qx 3 "$WORK/tenant/d/3"
+
+# A file by itself: what holds its number (O_PATH) gives nothing after mv; an open descriptor reads
+# on until it is closed, and nothing is opened through it.
+cat >"$WORK/file.py" <<'PY'
+import os, subprocess, sys, time
+
+mine, owners = sys.argv[1:]
+
+
+def stale(call):
+    """Whether it fails; within a second, for the kernel keeps attributes for some ticks."""
+    end = time.monotonic() + 1
+    while True:
+        try:
+            call()
+        except OSError as why:
+            return why.errno == 116
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+
+
+for name in "pqrstuvw":
+    with open(f"{owners}/t/7/{name}", "w") as file:
+        file.write(name * 100000)
+    number = os.open(f"{mine}/{name}", os.O_PATH)
+    opened = os.open(f"{mine}/{name}", os.O_RDONLY)
+    again = lambda fd: os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
+    again(number)
+    subprocess.run(["mv", f"{owners}/t/7/{name}", f"{owners}/t/8/{name}"], check=True)
+    assert stale(lambda: again(number)) and stale(lambda: again(opened)), name
+    assert os.pread(opened, 10, 99990) == name.encode() * 10
+    assert os.fstat(opened).st_size == 100000
+    os.close(opened)
+    assert stale(lambda: os.stat(f"/proc/self/fd/{number}")), name
+    assert stale(lambda: os.listxattr(f"/proc/self/fd/{number}")), name
+    subprocess.run(["mv", f"{owners}/t/8/{name}", f"{owners}/t/7/{name}"], check=True)
+    os.close(number)
+    with open(f"{mine}/{name}") as file:
+        assert len(file.read()) == 100000
+PY
+check "a file that is moved out is out of reach by number, but for what is open" \
+    timeout 60 python3 "$WORK/file.py" "$WORK/tenant" "$WORK/all"
 : >"$WORK/all/t/7/d/empty"
 dd if=/dev/urandom of="$WORK/tenant/d/big" bs=1M count=9 conv=fsync status=none
 # Of several nodes as of one, a mount tells what it knows, and what its calls may see.

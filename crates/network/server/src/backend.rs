@@ -6,11 +6,15 @@ use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::{Node, ReplySink};
 use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
+use kestrel_meta::view::decode_dir_id;
+use kestrel_types::entry::Entry;
 use kestrel_types::ids::InodeId;
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::name::Name;
 use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::ReclaimOpen;
 
-use crate::granted::Tree;
+use crate::granted::{Place, Tree};
 
 /// Version of the placement map of a node that has a volume to itself.
 const STANDALONE_VERSION: u64 = 1;
@@ -109,6 +113,33 @@ impl Tree for Backend {
 
     fn above(&self, dir: InodeId) -> Option<InodeId> {
         self.node().dir_above(dir)
+    }
+
+    fn is_named(&self, file: InodeId, dir: InodeId, name: &Name) -> bool {
+        // Of a cluster a row may be another node's by now, or a transaction that has been decided
+        // may not have come to it yet.
+        let Self::Standalone(node) = self else { return false };
+        let mut named = false;
+        let key = KeyRef::new(Table::Entry, dir, name.as_bytes());
+        let read = node.engine().get_many(&[key], &mut |_, row| {
+            let entry = row.value.and_then(|row| Entry::peek(row).ok());
+            named = entry.is_some_and(|(ino, _)| ino == file);
+        });
+        read.is_ok() && named
+    }
+
+    fn moved_to(&self, file: InodeId) -> Option<Place> {
+        if let Self::Standalone(node) = self {
+            let (dir, name) = node.core().moved.get(file)?;
+            return Some((dir, Name::new(&name).ok()?));
+        }
+        let mut place = None;
+        let key = KeyRef::new(Table::Moved, file, b"");
+        let read = self.node().engine().get_many(&[key], &mut |_, row| {
+            let read = row.value.and_then(|row| decode_dir_id(row).ok());
+            place = read.and_then(|(dir, name)| Some((dir, Name::new(name).ok()?)));
+        });
+        read.ok().and(place)
     }
 }
 

@@ -22,7 +22,7 @@ use kestrel_rpc::handler::Outbox;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::op_kind;
-use kestrel_types::request::{Creds, Op, Outcome, Request};
+use kestrel_types::request::{Creds, Op, Outcome, Request, Subject};
 use kestrel_types::security::Security;
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::{
@@ -192,7 +192,7 @@ impl Connection {
                         server.backend.submit_batch(vec![(RECALL, Some(origin))], &answers);
                     }
                     (UnverifiedCall::Request(_, _, submitted), Some(why)) => {
-                        answers.reply(submitted, Err(Outcome::Failed(why)));
+                        answers.reply(&submitted, Err(Outcome::Failed(why)));
                     }
                     (UnverifiedCall::Lock(id, request), None) => {
                         let state = waiting.state.lock();
@@ -458,11 +458,17 @@ impl Connection {
             Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } => Some(dir),
             _ => None,
         };
+        let confined = state.grant.as_ref().is_some_and(|grant| grant.root().is_some());
+        let named = match request.op.subject() {
+            Subject::Path(place) if confined => Some(place.name.clone()),
+            _ => None,
+        };
         let submitted = Submitted {
             id,
             seq,
             effect,
             lists,
+            named,
             at_snapshot: matches!(request.op, Op::At(..)),
             listed: authorized.listed,
             refused,

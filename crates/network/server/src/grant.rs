@@ -78,8 +78,6 @@ pub enum UnverifiedInode {
     Dir(InodeId),
     /// An inode, and where it was seen.
     Ref(InodeRef),
-    /// A file that the session was given, by number, and the directory in which it was named then.
-    Given(InodeId, InodeId),
 }
 
 /// A directory that a session may list if the request is allowed.
@@ -195,7 +193,8 @@ impl Grant {
                 // Its answer contains names from all over the volume.
                 return Err(OUTSIDE);
             }
-            let mut within = Within { root, given, opens, tree };
+            let by_descriptor = needs_only_an_open(&request.op);
+            let mut within = Within { root, given, opens, tree, by_descriptor };
             collect_unverified(&mut request.op, &mut within, &mut authorized.unverified);
         }
         Ok(authorized)
@@ -221,19 +220,20 @@ impl Grant {
         {
             return Err(NOT_FOR_WRITING);
         }
-        Ok(self.unverified(request.ino(), given, opens, tree))
+        Ok(self.unverified(&InodeRef::by_id(request.ino()), given, opens, tree))
     }
 
-    /// An entry if a file is not verified yet to be within the subtree.
+    /// An entry if a file is not verified yet to be within the subtree, and the session does not
+    /// have it open either.
     pub fn unverified(
         &self,
-        ino: InodeId,
+        file: &InodeRef,
         given: &mut GrantedInodes,
         opens: &Opens,
         tree: &dyn Tree,
     ) -> Option<UnverifiedInode> {
-        let mut within = Within { root: self.root()?, given, opens, tree };
-        (!within.has(ino)).then(|| within.unverified(&InodeRef::by_id(ino)))
+        let mut within = Within { root: self.root()?, given, opens, tree, by_descriptor: true };
+        (!within.has(file)).then(|| UnverifiedInode::Ref(file.clone()))
     }
 
     /// How a session that is to have a file open, by its own claim, has it: for writing or not; not
@@ -442,12 +442,30 @@ fn allows_listing(at: SnapshotId, op: &Op) -> Option<Listable> {
     }
 }
 
+/// Whether an operation is what an open descriptor of a file asks for, wherever the file is by now.
+/// (Of a stat the server cannot tell whether it is asked for by a descriptor.)
+fn needs_only_an_open(op: &Op) -> bool {
+    match op {
+        Op::SetAttr(_, set) => set.through_handle,
+        Op::GetAttr(_)
+        | Op::Accessed(..)
+        | Op::Chunks { .. }
+        | Op::Commit(_)
+        | Op::Compact { .. }
+        | Op::Clone { .. }
+        | Op::Release(_) => true,
+        _ => false,
+    }
+}
+
 /// What is verified to be within the subtree of a session.
 struct Within<'a> {
     root: InodeId,
     given: &'a mut GrantedInodes,
     opens: &'a Opens,
     tree: &'a dyn Tree,
+    /// To have a file open is enough.
+    by_descriptor: bool,
 }
 
 impl Within<'_> {
@@ -456,17 +474,16 @@ impl Within<'_> {
     }
 
     /// Whether a file is, or a directory.
-    fn has(&mut self, ino: InodeId) -> bool {
-        self.opens.get(ino).count > 0
-            || self.given.has_file(ino, self.root, self.tree)
-            || self.has_dir(ino)
+    fn has(&mut self, inode: &InodeRef) -> bool {
+        self.by_descriptor && self.opens.get(inode.ino).count > 0
+            || self.given.has_file(inode.ino, inode.seen.as_ref(), self.root, self.tree)
+            || self.has_dir(inode.ino)
     }
 
-    /// How to verify an inode.
-    fn unverified(&self, inode: &InodeRef) -> UnverifiedInode {
-        match self.given.dir_of(inode.ino).filter(|_| inode.seen.is_none()) {
-            Some(dir) => UnverifiedInode::Given(inode.ino, dir),
-            None => UnverifiedInode::Ref(inode.clone()),
+    /// Notes an inode that is not verified.
+    fn note(&mut self, inode: &InodeRef, unverified: &mut Vec<UnverifiedInode>) {
+        if !self.has(inode) {
+            unverified.push(UnverifiedInode::Ref(inode.clone()));
         }
     }
 }
@@ -486,9 +503,7 @@ fn collect_unverified(op: &mut Op, within: &mut Within<'_>, unverified: &mut Vec
     op.visit_named(&mut |named| match named {
         Named::Dir(dir) if within.has_dir(*dir) => {}
         Named::Dir(dir) => unverified.push(UnverifiedInode::Dir(*dir)),
-        Named::Ref(inode) if within.has(inode.ino) => {}
-        Named::Ref(inode) => unverified.push(within.unverified(inode)),
-        Named::File(ino) if within.has(*ino) => {}
-        Named::File(ino) => unverified.push(within.unverified(&InodeRef::by_id(*ino))),
+        Named::Ref(inode) => within.note(inode, unverified),
+        Named::File(ino) => within.note(&InodeRef::by_id(*ino), unverified),
     });
 }

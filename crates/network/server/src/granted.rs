@@ -4,12 +4,14 @@
 //! A directory counts as granted as long as no directory of the volume changes: then it is followed
 //! up to the subtree's root again, by what the node has in memory ([`Tree`]). So a directory that
 //! is moved out of the subtree is out of reach when the rename is answered, however the session
-//! spends its time. A file counts by the directory that it was named in, as long as that is within
-//! the subtree. What is forgotten for want of room is looked up again.
+//! spends its time. A file counts by a place (directory and name) within the subtree, as long as it
+//! is there: a rename, and the removal of that name, end what the number gives. What is forgotten
+//! for want of room is looked up again.
 
 use std::hash::Hash;
 
 use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::name::Name;
 use kestrel_types::snapshot::SnapshotId;
 use rustc_hash::FxHashMap;
 
@@ -28,7 +30,19 @@ pub trait Tree {
 
     /// The directory above one, if the node has that in memory.
     fn above(&self, dir: InodeId) -> Option<InodeId>;
+
+    /// Whether the node finds a file under this name at this moment, without asking another node
+    /// and without waiting for a transaction. False if only [`Op::Lookup`] can tell.
+    ///
+    /// [`Op::Lookup`]: kestrel_types::request::Op::Lookup
+    fn is_named(&self, file: InodeId, dir: InodeId, name: &Name) -> bool;
+
+    /// Where the node has on record that a renamed file went.
+    fn moved_to(&self, file: InodeId) -> Option<Place>;
 }
+
+/// A directory and a name in it.
+pub type Place = (InodeId, Name);
 
 /// See the module's header.
 #[derive(Debug, Default)]
@@ -36,8 +50,8 @@ pub struct GrantedInodes {
     /// Directories that are within the subtree, after so many changes of directories.
     dirs: TwoGenerations<InodeId, ()>,
     changes: u64,
-    /// Files, and other things that are no directories, and in which directory each was named.
-    files: TwoGenerations<InodeId, InodeId>,
+    /// Files, and other things that are no directories, and where each was named last.
+    files: TwoGenerations<InodeId, Place>,
     /// Directories that the session was allowed to list, at a snapshot or (0) at present.
     pub listed: TwoGenerations<(SnapshotId, InodeId), ()>,
 }
@@ -91,23 +105,28 @@ impl GrantedInodes {
         true
     }
 
-    /// Whether a file was named in a directory that is within the subtree still.
+    /// Whether a file is in a place within the subtree, as far as is known without asking the node:
+    /// `seen`, or where the session was told that it is.
     #[inline]
-    pub fn has_file(&mut self, file: InodeId, root: InodeId, tree: &dyn Tree) -> bool {
-        match self.dir_of(file) {
-            Some(dir) => self.has_dir(dir, root, tree),
-            None => false,
-        }
+    pub fn has_file(
+        &mut self,
+        file: InodeId,
+        seen: Option<&Place>,
+        root: InodeId,
+        tree: &dyn Tree,
+    ) -> bool {
+        let Some((dir, name)) = seen.cloned().or_else(|| self.place_of(file)) else { return false };
+        self.has_dir(dir, root, tree) && tree.is_named(file, dir, &name)
     }
 
-    /// The directory that a file was named in.
-    pub fn dir_of(&self, file: InodeId) -> Option<InodeId> {
+    /// Where the session was told that a file is.
+    pub fn place_of(&self, file: InodeId) -> Option<Place> {
         self.files.get(file)
     }
 
     /// Adds a file that was named in a directory.
-    pub fn add_file(&mut self, file: InodeId, dir: InodeId) {
-        self.files.add(file, dir);
+    pub fn add_file(&mut self, file: InodeId, dir: InodeId, name: Name) {
+        self.files.add(file, (dir, name));
     }
 }
 
@@ -124,11 +143,11 @@ impl<K, T> Default for TwoGenerations<K, T> {
     }
 }
 
-impl<K: Eq + Hash, T: Copy> TwoGenerations<K, T> {
+impl<K: Eq + Hash, T: Clone> TwoGenerations<K, T> {
     /// The value of this one. Reading it does not make it younger.
     #[inline]
     pub fn get(&self, key: K) -> Option<T> {
-        self.young.get(&key).or_else(|| self.old.get(&key)).copied()
+        self.young.get(&key).or_else(|| self.old.get(&key)).cloned()
     }
 
     /// Adds one.
@@ -141,6 +160,7 @@ impl<K: Eq + Hash, T: Copy> TwoGenerations<K, T> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 mod tests {
     use std::cell::{Cell, RefCell};
     use std::collections::BTreeMap;
@@ -153,6 +173,12 @@ mod tests {
         above: RefCell<BTreeMap<InodeId, InodeId>>,
         changes: Cell<u64>,
         leased: Cell<bool>,
+        /// The only file, and where it is.
+        file: RefCell<Option<(InodeId, Place)>>,
+    }
+
+    fn name() -> Name {
+        Name::new(b"f").unwrap()
     }
 
     impl Dirs {
@@ -177,6 +203,14 @@ mod tests {
         fn above(&self, dir: InodeId) -> Option<InodeId> {
             self.above.borrow().get(&dir).copied()
         }
+
+        fn is_named(&self, file: InodeId, dir: InodeId, name: &Name) -> bool {
+            self.file.borrow().as_ref() == Some(&(file, (dir, name.clone())))
+        }
+
+        fn moved_to(&self, _file: InodeId) -> Option<Place> {
+            None
+        }
     }
 
     /// The newest half of what fits is kept, and never more than fits.
@@ -197,11 +231,12 @@ mod tests {
     fn moved_directories_are_out_of_reach() {
         let dirs = Dirs::of(&[(20, ROOT), (30, 20), (31, 30), (40, ROOT)]);
         let mut given = GrantedInodes::default();
-        given.add_file(99, 31);
+        *dirs.file.borrow_mut() = Some((99, (31, name())));
+        given.add_file(99, 31, name());
         assert!(
             given.has_dir(20, 20, &dirs)
                 && given.has_dir(31, 20, &dirs)
-                && given.has_file(99, 20, &dirs)
+                && given.has_file(99, None, 20, &dirs)
         );
         assert!(
             !given.has_dir(40, 20, &dirs)
@@ -212,14 +247,27 @@ mod tests {
         assert!(
             !given.has_dir(30, 20, &dirs)
                 && !given.has_dir(31, 20, &dirs)
-                && !given.has_file(99, 20, &dirs)
+                && !given.has_file(99, None, 20, &dirs)
         );
         dirs.move_to(30, 20);
-        assert!(given.has_dir(31, 20, &dirs) && given.has_file(99, 20, &dirs));
+        assert!(given.has_dir(31, 20, &dirs) && given.has_file(99, None, 20, &dirs));
         // What was found before a change is not believed after it.
         let since = dirs.changes();
         dirs.move_to(30, 40);
         assert!(!given.add_dirs([30], since, &dirs) && !given.has_dir(30, 20, &dirs));
+    }
+
+    /// A file is granted while it is where it was named, or where the request says.
+    #[test]
+    fn moved_files_are_out_of_reach() {
+        let dirs = Dirs::of(&[(20, ROOT), (30, 20), (40, ROOT)]);
+        let mut given = GrantedInodes::default();
+        given.add_file(99, 30, name());
+        for (at, by_itself, by_place) in [(30, true, true), (20, false, true), (40, false, false)] {
+            *dirs.file.borrow_mut() = Some((99, (at, name())));
+            assert_eq!(given.has_file(99, None, 20, &dirs), by_itself, "{at}");
+            assert_eq!(given.has_file(99, Some(&(at, name())), 20, &dirs), by_place, "{at}");
+        }
     }
 
     /// Without a lease nothing is granted but the subtree's root.

@@ -12,7 +12,7 @@ use kestrel_rpc::token::Token;
 use kestrel_server::grant::Grant;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::PathRef;
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Op, Outcome, RenameFlags, Reply};
 use kestrel_types::token::{Subtree, TokenId, TokenRecord};
 
@@ -135,5 +135,59 @@ fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
         }
         assert_eq!(errno(&tenant.execute(Op::Parent(tree))), 0);
         move_to("out/in", "tree/in");
+    }
+}
+
+/// A rename that takes files out of a subtree ends their use at every node when it is answered,
+/// whichever nodes their old and new names are led by.
+#[test]
+fn renamed_files_are_out_of_reach_at_all_nodes() {
+    let cluster = Cluster::start();
+    let owner = cluster.client();
+    let [tree, inner, _] =
+        ["tree", "tree/in", "out"].map(|dir| made(owner.done(Op::MkDir(at(dir), 0o777))));
+    let token = Token::new(None).unwrap();
+    let subtree = Some(Subtree { dir: tree, path: "/tree".into() });
+    let record =
+        TokenRecord { subtree, ..TokenRecord::new(token.id, "tenant", token.verifier(), 0) };
+    cluster.sites[0].running().server.tokens().learn(vec![record], 1).unwrap();
+    for site in &cluster.sites {
+        eventually("all nodes let it in", || grant(site, token.id).is_ok());
+    }
+    let tenant = cluster.client_with(Some(Arc::new(token)));
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let files = names.map(|name| made(owner.done(mknod(&format!("tree/in/{name}")))));
+    let seen = |index: usize| InodeRef {
+        ino: files[index],
+        seen: Some((inner, Name::new(names[index].as_bytes()).unwrap())),
+    };
+    let list = || Op::ReadDir { dir: inner, after: None, limit: 20, check: false };
+    for round in 0..4 {
+        tenant.done(list());
+        for (index, name) in names.iter().enumerate() {
+            tenant.done(Op::Lookup(PathRef::from_path(inner, name.as_bytes()).unwrap()));
+            tenant.done(Op::GetAttr(seen(index)));
+        }
+        for name in names {
+            let to = format!("out/{name}{round}");
+            let from = format!("tree/in/{name}");
+            owner.done(Op::Rename(at(&from), at(&to), RenameFlags::default()));
+            let index = names.iter().position(|other| *other == name).unwrap();
+            // A client asks the home of the file by number when another node does not know it.
+            let asked = [
+                Op::GetAttr(seen(index)),
+                Op::GetAttr(InodeRef::by_id(files[index])),
+                Op::Access(seen(index), libc::R_OK as u32),
+                Op::Chunks { ino: files[index], first: 0, last: 1 },
+            ];
+            for op in asked {
+                let reply = tenant.execute(op.clone());
+                assert!(is_outside(&reply), "round {round}: {op:?}: {reply:?}");
+            }
+        }
+        for name in names {
+            let from = format!("out/{name}{round}");
+            owner.done(Op::Rename(at(&from), at(&format!("tree/in/{name}")), Default::default()));
+        }
     }
 }

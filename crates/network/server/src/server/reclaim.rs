@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use kestrel_types::ids::InodeId;
+use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{
     Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient,
@@ -170,11 +171,9 @@ fn unverified(state: &mut State, tree: &dyn Tree) -> Vec<UnverifiedInode> {
     let Some((_, reclaim)) = claims.parked.front() else { return Vec::new() };
     let files = reclaim.opens.iter().map(|open| &open.file);
     let claimed: FxHashSet<InodeId> = files.clone().map(|file| file.ino).collect();
-    let files = files.filter(|file| grant.unverified(file.ino, given, opens, tree).is_some());
-    let mut unverified: Vec<UnverifiedInode> = files.cloned().map(UnverifiedInode::Ref).collect();
     let locks = reclaim.locks.iter().map(|lock| lock.ino).filter(|ino| !claimed.contains(ino));
-    unverified.extend(locks.filter_map(|ino| grant.unverified(ino, given, opens, tree)));
-    unverified
+    let locked: Vec<InodeRef> = locks.map(InodeRef::by_id).collect();
+    files.chain(&locked).filter_map(|file| grant.unverified(file, given, opens, tree)).collect()
 }
 
 impl ServerShared {

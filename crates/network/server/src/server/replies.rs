@@ -15,6 +15,7 @@ use kestrel_rpc::handler::Outbox;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
+use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Outcome, Reply};
 use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
 use parking_lot::Mutex;
@@ -53,7 +54,7 @@ pub(crate) struct Batch {
 }
 
 /// A call that was submitted.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Submitted {
     pub id: u64,
     /// Its number, or 0.
@@ -62,6 +63,8 @@ pub(crate) struct Submitted {
     pub effect: SessionEffect,
     /// It lists this directory.
     pub lists: Option<InodeId>,
+    /// The name that its answer is about, if the session is confined.
+    pub named: Option<Name>,
     /// It reads a snapshot: what the session has open is of the present.
     pub at_snapshot: bool,
     /// If it is allowed, the session may list this one.
@@ -144,7 +147,7 @@ impl Batch {
     }
 
     /// The node's reply to a call.
-    pub fn reply(&self, call: Submitted, mut reply: Reply) {
+    pub fn reply(&self, call: &Submitted, mut reply: Reply) {
         if call.refused && matches!(&reply, Err(Outcome::Failed(why)) if why.errno == libc::EBADF) {
             // Nothing is on record.
             let ended = self.grant.as_ref().and_then(|grant| Some(grant.why_ended(grant.ended()?)));
@@ -236,7 +239,12 @@ impl Batch {
 
 /// Notes what a session is given by an answer, and keeps from it what is above its root, and
 /// content that none of its users may read.
-fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, reply: &mut Reply) {
+fn note(
+    grant: &Grant,
+    State { given, opens, .. }: &mut State,
+    call: &Submitted,
+    reply: &mut Reply,
+) {
     // To open a file is to be allowed its content.
     if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. })
     | Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. })
@@ -262,7 +270,9 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
         Ok(
             Answer::Entry { inode, parent } | Answer::Opened { inode, parent: Some(parent), .. },
         ) if inode.kind != Kind::Dir => {
-            given.add_file(inode.ino, *parent);
+            if let Some(name) = &call.named {
+                given.add_file(inode.ino, *parent, name.clone());
+            }
         }
         Ok(Answer::Entries { entries, parent, .. }) => {
             let Some(dir) = call.lists else { return };
@@ -270,11 +280,12 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
                 *parent = root;
             }
             let files = entries.iter().filter(|entry| entry.kind != Kind::Dir);
-            files.for_each(|entry| given.add_file(entry.ino, dir));
+            files.for_each(|entry| given.add_file(entry.ino, dir, entry.name.clone()));
         }
         Ok(Answer::EntriesPlus { entries, .. }) => {
             let Some(dir) = call.lists else { return };
-            entries.iter().for_each(|(_, inode)| given.add_file(inode.ino, dir));
+            let files = entries.iter();
+            files.for_each(|(name, inode)| given.add_file(inode.ino, dir, name.clone()));
         }
         _ => {}
     }
@@ -283,7 +294,7 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
 impl ReplySink for Batch {
     fn complete(&self, number: usize, reply: Reply) {
         if let Some(call) = self.calls.get().and_then(|calls| calls.get(number)) {
-            self.reply(*call, reply);
+            self.reply(call, reply);
         }
     }
 }

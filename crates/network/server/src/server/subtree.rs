@@ -1,24 +1,23 @@
 //! Whether node ids that a confined session names are within its subtree, by the rows of the node.
 //!
 //! A directory is within the subtree if the directories above it lead to its root: all on the way
-//! are then verified, until a directory changes. Any other inode is if it is in the directory where
-//! it was seen, or to which the node has on record that it was moved, and that directory is. What
-//! is found is noted in the session ([`crate::granted`]).
+//! are then verified, until a directory changes. Any other inode is if it has a place in a
+//! directory that is: where the request says that it was seen, where the session was told that it
+//! is, or where the node has on record that it was moved to. A file without a name is if the
+//! session has it open. What is found is noted in the session ([`crate::granted`]).
 
 use std::sync::Arc;
 
-use kestrel_meta::view::decode_dir_id;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::key::{KeyRef, Table};
-use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use parking_lot::Mutex;
 
 use super::Server;
 use crate::grant::{OUTSIDE, UnverifiedInode};
-use crate::granted::{DEPTH_MAX, Tree};
+use crate::granted::{DEPTH_MAX, Place, Tree};
 use crate::session::Session;
 
 /// What of a session's doubts is not within its subtree, and why.
@@ -31,10 +30,14 @@ pub(crate) type SubtreeChecked = Box<dyn FnOnce(Outside) + Send>;
 enum Step {
     /// The next inode.
     Next,
+    /// The next place where the file may be.
+    NextPlace,
     /// The way up from this directory.
     Climb(InodeId),
     /// What the directory, which is within the subtree, has under the name.
-    Lookup(InodeId, Name),
+    Lookup(Place),
+    /// Whether the file, which the session has open, has no name at all.
+    Nameless,
 }
 
 struct Walk {
@@ -42,8 +45,10 @@ struct Walk {
     /// The present inode.
     about: InodeId,
     step: Step,
+    /// Where it may be; the likeliest place is the last one.
+    places: Vec<Place>,
     /// What to look at once the climb has come to the root.
-    then: Option<(InodeId, Name)>,
+    then: Option<Place>,
     /// Directories on the way, and how many directories had changed when it began.
     passed: Vec<InodeId>,
     since: Option<u64>,
@@ -76,6 +81,7 @@ impl Server {
             unverified,
             about: 0,
             step: Step::Next,
+            places: Vec::new(),
             then: None,
             passed: Vec::new(),
             since: None,
@@ -91,17 +97,6 @@ impl Server {
             done: Mutex::new(Some(done)),
         };
         Arc::new(check).go_on();
-    }
-
-    /// Where the node has on record that a file was moved to.
-    fn moved(&self, ino: InodeId) -> Option<(InodeId, Name)> {
-        let mut moved_to = None;
-        let key = KeyRef::new(Table::Moved, ino, b"");
-        let read = self.backend.node().engine().get_many(&[key], &mut |_, row| {
-            let read = row.value.and_then(|row| decode_dir_id(row).ok());
-            moved_to = read.and_then(|(dir, name)| Some((dir, Name::new(name).ok()?)));
-        });
-        read.ok().and(moved_to)
     }
 }
 
@@ -152,16 +147,22 @@ impl Check {
                         walk.about = dir;
                         walk.step = Step::Climb(dir);
                     }
-                    UnverifiedInode::Given(file, dir) => {
-                        walk.about = file;
-                        walk.step = Step::Climb(dir);
-                    }
                     UnverifiedInode::Ref(InodeRef { ino, seen }) => {
+                        let told = self.session.state.lock().given.place_of(ino);
                         walk.about = ino;
-                        walk.then = seen.or_else(|| self.server.moved(ino));
-                        walk.step = Step::Climb(walk.then.as_ref().map_or(ino, |(dir, _)| *dir));
+                        walk.places =
+                            [tree.moved_to(ino), told, seen].into_iter().flatten().collect();
+                        walk.places.dedup();
+                        walk.step = Step::NextPlace;
                     }
                 },
+                Step::NextPlace => {
+                    walk.passed.clear();
+                    walk.then = walk.places.pop();
+                    // In none of these: it may be a directory, which knows where it is.
+                    let about = walk.about;
+                    walk.step = Step::Climb(walk.then.as_ref().map_or(about, |(dir, _)| *dir));
+                }
                 Step::Climb(dir) => {
                     let dir = *dir;
                     if walk.passed.is_empty() {
@@ -171,19 +172,19 @@ impl Check {
                     if state.given.has_dir(dir, self.root, tree) {
                         state.given.add_dirs(std::mem::take(&mut walk.passed), walk.since, tree);
                         drop(state);
-                        walk.step = walk
-                            .then
-                            .take()
-                            .map_or(Step::Next, |(dir, name)| Step::Lookup(dir, name));
+                        walk.step = walk.then.take().map_or(Step::Next, Step::Lookup);
                     } else if dir == ROOT || walk.passed.len() >= DEPTH_MAX {
-                        walk.fail(OUTSIDE);
+                        let opened = state.opens.get(walk.about).count > 0;
+                        drop(state);
+                        walk.leads_nowhere(opened);
                     } else {
                         return Some(Op::Parent(dir));
                     }
                 }
-                Step::Lookup(dir, name) => {
+                Step::Lookup((dir, name)) => {
                     return Some(Op::Lookup(PathRef::new(*dir, name.clone())));
                 }
+                Step::Nameless => return Some(Op::GetAttr(InodeRef::by_id(walk.about))),
             }
         }
     }
@@ -192,47 +193,57 @@ impl Check {
     fn take(&self) {
         let mut walk = self.walk.lock();
         let Some(reply) = walk.came.take() else { return };
-        let climbs = matches!(walk.step, Step::Climb(_));
         match (reply, &walk.step) {
             (Ok(Answer::Inode(above)), Step::Climb(dir)) if above.ino != *dir => {
                 let dir = *dir;
                 walk.passed.push(dir);
                 walk.step = Step::Climb(above.ino);
             }
-            (Ok(Answer::Entry { inode, .. }), Step::Lookup(dir, _)) if inode.ino == walk.about => {
+            (Ok(Answer::Entry { inode, .. }), Step::Lookup((dir, name)))
+                if inode.ino == walk.about =>
+            {
                 let mut state = self.session.state.lock();
                 match inode.kind {
                     Kind::Dir => {
                         state.given.add_dirs([inode.ino], walk.since, &self.server.backend);
                     }
-                    _ => state.given.add_file(inode.ino, *dir),
+                    _ => state.given.add_file(inode.ino, *dir, name.clone()),
                 }
                 drop(state);
                 walk.step = Step::Next;
             }
-            // It is not where it was seen: a directory's own row has its parent.
-            (
-                Ok(_) | Err(Outcome::Failed(FsError { errno: libc::ENOENT, .. })),
-                Step::Lookup(..),
-            ) => {
-                walk.step = Step::Climb(walk.about);
+            (Ok(Answer::Inode(inode)), Step::Nameless) if inode.nlink == 0 => {
+                walk.step = Step::Next;
             }
             (Err(Outcome::Failed(why)), _)
                 if !matches!(why.errno, libc::ENOENT | libc::ENOTDIR | libc::ESTALE) =>
             {
                 walk.fail(why);
             }
-            _ if climbs && walk.then.is_some() && walk.passed.is_empty() => {
-                // The directory where it was seen is gone.
-                walk.then = None;
-                walk.step = Step::Climb(walk.about);
+            (_, Step::Nameless) => walk.fail(OUTSIDE),
+            // It is not there any more, or not even the directory is.
+            _ => {
+                let opened = self.session.state.lock().opens.get(walk.about).count > 0;
+                walk.leads_nowhere(opened);
             }
-            _ => walk.fail(OUTSIDE),
         }
     }
 }
 
 impl Walk {
+    /// The present place is none, or the present way up does not lead to the root. `opened`: the
+    /// session has the file open.
+    fn leads_nowhere(&mut self, opened: bool) {
+        let at_a_place = self.then.is_some() || matches!(self.step, Step::Lookup(_));
+        if at_a_place {
+            self.step = Step::NextPlace;
+        } else if opened {
+            self.step = Step::Nameless;
+        } else {
+            self.fail(OUTSIDE);
+        }
+    }
+
     fn fail(&mut self, why: FsError) {
         self.outside.push((self.about, why));
         self.passed.clear();
