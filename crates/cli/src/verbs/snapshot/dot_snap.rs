@@ -17,8 +17,8 @@ use super::VERB;
 pub const NAME: &str = ".snap";
 
 /// Why `.snap` is not enough.
-pub const NOT_THROUGH_IT: &str = "only root and the user that mounted the volume can do this with a mount: \
-     name the volume as kestrel://host/NAME:/dir";
+pub const NOT_THROUGH_IT: &str =
+    "only root and the user of the mount can do this with a path: use kestrel://host/NAME:/dir";
 
 /// Answers a question about the directory at `dir`, as far as that can be done here.
 pub fn answer(dir: &Path, question: &Value, shown: &str) -> Result<Value, Failure> {
