@@ -28,13 +28,16 @@ const NAME_BYTES: usize = 64;
 /// An inode of a snapshot.
 type Key = (SnapshotId, InodeId);
 
+/// Values of extended attributes by their names; under the empty name all names.
+type Attributes = FxHashMap<Box<[u8]>, Arc<[u8]>>;
+
 #[derive(Default)]
 struct Generation {
     inodes: FxHashMap<Key, Arc<Inode>>,
     /// Entries by their directories.
     names: FxHashMap<Key, FxHashMap<Name, InodeId>>,
-    /// Extended attributes, by their names; under the empty name all names.
-    attributes: FxHashMap<Key, FxHashMap<Box<[u8]>, Arc<[u8]>>>,
+    /// Extended attributes of each inode.
+    attributes: FxHashMap<Key, Attributes>,
     /// Directories that a node has let this client list.
     listable: FxHashSet<Key>,
     bytes: usize,
