@@ -29,7 +29,7 @@ from common import KESTREL, TARGET, Server, conclude, run, take_away
 OPERATIONS = ("create", "stat", "overwrite", "rename", "unlink")
 DIRECTORY_FILES = 1000
 # How much more processor time an operation may take with live snapshots.
-RATIO_MAX = 1.5
+RATIO_MAX = 1.3
 # A snapshot of many files may take so much longer than one of few: all is noise.
 SNAPSHOT_RATIO_MAX = 3
 ENDED = 600

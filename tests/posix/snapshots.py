@@ -471,8 +471,8 @@ def requests(mount):
     return Counter({kind["kind"]: kind["requests"] for kind in kinds if kind["kind"] != "usage"})
 
 
-# A kernel that reclaims memory may drop pages between two walks. It reads them again, and the mount
-# may have to fetch extents for that. So one walk of several has to send nothing.
+# A kernel that reclaims memory may drop pages between two walks, listings among them, which the
+# mount has to fetch again. So one walk of several has to send nothing.
 WALKS_MAX = 10
 
 

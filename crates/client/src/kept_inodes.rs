@@ -19,6 +19,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Shards, so that threads do not meet; a power of two.
 const SHARDS: usize = 16;
 
+/// What a list of extents takes, and what each of them takes, bytes.
+const LIST_BYTES: usize = 96;
+const EXTENT_BYTES: usize = 48;
+
 /// What an inode takes beside its content, bytes.
 const INODE_BYTES: usize = 320;
 
@@ -31,6 +35,9 @@ type Key = (SnapshotId, InodeId);
 /// Values of extended attributes by their names; under the empty name all names.
 type Attributes = FxHashMap<Box<[u8]>, Arc<[u8]>>;
 
+/// Answers to requests for the extents of a stretch of chunks, by its first and last chunk.
+type Stretches = FxHashMap<(u64, u64), Arc<Answer>>;
+
 #[derive(Default)]
 struct Generation {
     inodes: FxHashMap<Key, Arc<Inode>>,
@@ -38,6 +45,9 @@ struct Generation {
     names: FxHashMap<Key, FxHashMap<Name, InodeId>>,
     /// Extended attributes of each inode.
     attributes: FxHashMap<Key, Attributes>,
+    /// Extents of large files: what the kernel reads again, because it needed the memory, takes no
+    /// request either.
+    stretches: FxHashMap<Key, Stretches>,
     /// Directories that a node has let this client list.
     listable: FxHashSet<Key>,
     bytes: usize,
@@ -72,6 +82,15 @@ impl Shard {
         let bytes = NAME_BYTES + name.len() + value.len();
         let attributes = self.young.attributes.entry(key).or_default();
         if attributes.insert(name.into(), value).is_none() {
+            self.grow(bytes, half);
+        }
+    }
+
+    fn keep_stretch(&mut self, key: Key, at: (u64, u64), answer: Arc<Answer>, half: usize) {
+        let Answer::Chunks { chunks, .. } = &*answer else { return };
+        let extents: usize = chunks.iter().map(|(_, extents)| extents.len()).sum();
+        let bytes = LIST_BYTES * (1 + chunks.len()) + EXTENT_BYTES * extents;
+        if self.young.stretches.entry(key).or_default().insert(at, answer).is_none() {
             self.grow(bytes, half);
         }
     }
@@ -154,6 +173,36 @@ impl KeptInodes {
         self.shard((at, ino)).lock().keep_attribute((at, ino), name, value.into(), self.half);
     }
 
+    /// The extents of chunks `stretch.0..=stretch.1` of a file, if they are kept.
+    pub fn stretch(
+        &self,
+        at: SnapshotId,
+        ino: InodeId,
+        stretch: (u64, u64),
+    ) -> Option<Arc<Answer>> {
+        let key = (at, ino);
+        let mut shard = self.shard(key).lock();
+        let kept = |generation: &Generation| generation.stretches.get(&key)?.get(&stretch).cloned();
+        if let Some(answer) = kept(&shard.young) {
+            return Some(answer);
+        }
+        let answer = kept(&shard.old)?;
+        shard.keep_stretch(key, stretch, answer.clone(), self.half);
+        Some(answer)
+    }
+
+    /// Keeps the extents of a stretch of chunks.
+    pub fn learn_stretch(
+        &self,
+        at: SnapshotId,
+        ino: InodeId,
+        stretch: (u64, u64),
+        answer: &Answer,
+    ) {
+        let (key, answer) = ((at, ino), Arc::new(answer.clone()));
+        self.shard(key).lock().keep_stretch(key, stretch, answer, self.half);
+    }
+
     /// Whether a node has let this client list a directory. One with tokens has to be asked first.
     pub fn is_listable(&self, at: SnapshotId, dir: InodeId) -> bool {
         let shard = self.shard((at, dir)).lock();
@@ -192,6 +241,7 @@ impl KeptInodes {
                 generation.inodes.retain(|(of, _), _| *of != at);
                 generation.names.retain(|(of, _), _| *of != at);
                 generation.attributes.retain(|(of, _), _| *of != at);
+                generation.stretches.retain(|(of, _), _| *of != at);
                 generation.listable.retain(|(of, _)| *of != at);
             }
         }
@@ -234,6 +284,21 @@ mod tests {
         };
         let sum: usize = kept.shards.iter().map(bytes).sum();
         assert!(sum <= SHARDS * 41 * (INODE_BYTES + NAME_BYTES), "{sum}");
+    }
+
+    /// The extents of a stretch of chunks are kept for that stretch, file and snapshot.
+    #[test]
+    fn kept_extents() {
+        let kept = KeptInodes::new(1 << 20);
+        let answer = Answer::Chunks { chunks: vec![(2, Vec::new())], end: true };
+        kept.learn_stretch(7, 20, (0, 3), &answer);
+        kept.learn_stretch(7, 21, (0, 3), &Answer::Done);
+        assert_eq!(kept.stretch(7, 20, (0, 3)).as_deref(), Some(&answer));
+        for (at, ino, stretch) in [(7, 20, (0, 2)), (7, 21, (0, 3)), (8, 20, (0, 3))] {
+            assert_eq!(kept.stretch(at, ino, stretch), None);
+        }
+        kept.forget(7);
+        assert_eq!(kept.stretch(7, 20, (0, 3)), None);
     }
 
     /// Names lead to inodes of one directory and snapshot; a snapshot that is removed has none.

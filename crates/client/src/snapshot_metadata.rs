@@ -100,6 +100,9 @@ impl SnapshotMetadata {
                 Err(outcome) => Err(outcome),
             },
             Op::Usage => Ok(Answer::Usage(*self.usage.get()?)),
+            Op::Chunks { ino, first, last } => {
+                Ok((*self.kept.stretch(self.at, *ino, (*first, *last))?).clone())
+            }
             Op::ListXattr(inode) => Ok(Answer::Bytes(self.attribute_names(creds, inode.ino)?)),
             Op::GetXattr(inode, name) => self.attribute(creds, inode.ino, name)?,
             _ => return None,
@@ -206,6 +209,8 @@ struct Asked {
     dir: Option<InodeId>,
     /// It asks for this extended attribute of an inode; under the empty name for all names.
     attribute: Option<(InodeId, Box<[u8]>)>,
+    /// It asks for the extents of these chunks of a file.
+    stretch: Option<(InodeId, (u64, u64))>,
     /// It asks what the volume has.
     is_usage: bool,
 }
@@ -214,6 +219,9 @@ impl Asked {
     fn of(creds: &Creds, op: &Op) -> Self {
         match op {
             Op::Usage => Self { is_usage: true, ..Self::default() },
+            Op::Chunks { ino, first, last } => {
+                Self { stretch: Some((*ino, (*first, *last))), ..Self::default() }
+            }
             Op::ListXattr(inode) if creds.uid == 0 => {
                 Self { attribute: Some((inode.ino, Box::default())), ..Self::default() }
             }
@@ -277,6 +285,9 @@ impl Metadata for SnapshotMetadata {
                 kept.learn(at, asked.name.as_ref(), &reply);
                 if let (Some((ino, name)), Ok(Answer::Bytes(value))) = (&asked.attribute, &reply) {
                     kept.learn_attribute(at, *ino, name, value);
+                }
+                if let (Some((ino, stretch)), Ok(answer)) = (asked.stretch, &reply) {
+                    kept.learn_stretch(at, ino, stretch, answer);
                 }
                 if let Ok(Answer::Usage(found)) = &reply
                     && asked.is_usage
