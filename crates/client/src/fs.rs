@@ -538,7 +538,7 @@ fn creds(caller: Caller) -> Creds {
 }
 
 /// An outcome that is neither answer nor failure reached a caller that cannot act on it.
-fn plain(reply: Reply) -> FsResult<Answer> {
+pub fn plain(reply: Reply) -> FsResult<Answer> {
     reply.map_err(|outcome| match outcome {
         Outcome::Failed(error) => error,
         Outcome::NeedGroups => {
@@ -562,14 +562,18 @@ fn too_late() -> FsError {
 
 /// An answer of another type than the operation has is a defect of the node; it must not become a
 /// success.
-fn unexpected(answer: &Answer) -> FsError {
+pub fn unexpected(answer: &Answer) -> FsError {
     FsError::because(
         libc::EIO,
         format!("the metadata node gave an answer of the wrong type: {answer:?}"),
     )
 }
 
-fn into_inode(answer: Answer) -> FsResult<Inode> {
+/// The inode of an answer.
+///
+/// # Errors
+/// `EIO` if it has none.
+pub fn into_inode(answer: Answer) -> FsResult<Inode> {
     match answer {
         Answer::Inode(inode) | Answer::Entry { inode, .. } => Ok(*inode),
         other => Err(unexpected(&other)),

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use kestrel_admin::rows::{self, DirId};
 use kestrel_client::Fs;
+use kestrel_client::fs::{into_inode, unexpected};
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
@@ -31,7 +32,7 @@ use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::{Value, json};
 
-use super::calls::{SnapshotCalls, creds_of, into_inode, unexpected};
+use super::calls::{SnapshotCalls, creds_of};
 use super::content::{FileAt, changed_ranges};
 use super::record;
 use super::schedule::SnapshotSchedule;

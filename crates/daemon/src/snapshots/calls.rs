@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use kestrel_client::Fs;
-use kestrel_client::fs::{Caller, wait};
+use kestrel_client::fs::{self, Caller, into_inode, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
@@ -176,43 +176,18 @@ impl<'a> SnapshotCalls<'a> {
     }
 }
 
+/// The answer, or the error, of a request about a path that the caller named: a symbolic link in it
+/// is not followed.
 fn plain(reply: Reply) -> FsResult<Answer> {
-    reply.map_err(|outcome| match outcome {
-        Outcome::Failed(error) => error,
-        Outcome::Symlink { .. } => FsError::new(
+    match reply {
+        Err(Outcome::Symlink { .. }) => Err(FsError::new(
             libc::ELOOP,
             "a symbolic link stands in the path; name the directory that it leads to",
-        ),
-        Outcome::NeedGroups => {
-            FsError::new(libc::EACCES, "the caller's groups could not be determined")
-        }
-        Outcome::Conflict(_) => FsError::new(libc::EAGAIN, "the file changed meanwhile"),
-        Outcome::Misdirected { .. } => FsError::new(
-            libc::EREMCHG,
-            "the metadata nodes have moved what this is about: try again",
-        ),
-    })
+        )),
+        other => fs::plain(other),
+    }
 }
 
 fn unanswered() -> FsError {
     FsError::new(libc::EIO, "the request was dropped without an answer")
-}
-
-/// An answer of another type than the operation has.
-pub fn unexpected(answer: &Answer) -> FsError {
-    FsError::because(
-        libc::EIO,
-        format!("the metadata node gave an answer of the wrong type: {answer:?}"),
-    )
-}
-
-/// The inode of an answer.
-///
-/// # Errors
-/// If it has none.
-pub fn into_inode(answer: Answer) -> FsResult<Inode> {
-    match answer {
-        Answer::Inode(inode) | Answer::Entry { inode, .. } => Ok(*inode),
-        other => Err(unexpected(&other)),
-    }
 }

@@ -4,6 +4,7 @@
 //! that was written again with the same bytes, or stored again by compaction and then changed
 //! elsewhere, has more told of it than differs. Less is never told.
 
+use kestrel_client::fs::unexpected;
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{CHUNK_BYTES, Extent, Source};
 use kestrel_types::inode::{Data, Inode};
@@ -12,7 +13,7 @@ use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::SnapshotId;
 
-use super::calls::{SnapshotCalls, unexpected};
+use super::calls::SnapshotCalls;
 use super::diff::merged;
 
 /// Most ranges that are told of a file; more become one.

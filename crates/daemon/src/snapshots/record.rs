@@ -4,6 +4,7 @@
 //! namespace, so no other user's snapshots come and go by it; the serving process sets it for the
 //! directory's owner.
 
+use kestrel_client::fs::unexpected;
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
@@ -12,7 +13,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Op, XattrFlags};
 use std::ops::ControlFlow;
 
-use super::calls::{SnapshotCalls, unexpected};
+use super::calls::SnapshotCalls;
 use super::schedule::SnapshotSchedule;
 
 /// Name of the attribute.
