@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
@@ -65,6 +66,39 @@ class Server:
     def stop(self):
         run(self.program, "serve", self.volume, "--stop")
         shutil.rmtree(self.dir)
+
+
+class Null:
+    """The null FUSE file system: it answers at once, and is the limit of any mount."""
+
+    def __init__(self, scratch, *options):
+        self.dir = tempfile.mkdtemp(dir=scratch)
+        # In a session of its own, as a mount is: the kernel shares processors out among sessions
+        # (sched_autogroup).
+        command = [KESTREL, "null-fs", self.dir, *options]
+        self.process = subprocess.Popen(command, start_new_session=True)
+        self.pid = self.process.pid
+        for _ in range(100):
+            if os.path.ismount(self.dir):
+                return
+            time.sleep(0.05)
+        raise SystemExit("the null file system did not come up")
+
+    def close(self):
+        subprocess.run(["umount", self.dir], check=False)
+        self.process.wait(30)
+
+
+class Local:
+    """A directory on the disk that the volumes are on."""
+
+    pid = None
+
+    def __init__(self, scratch):
+        self.dir = tempfile.mkdtemp(dir=scratch)
+
+    def close(self):
+        pass
 
 
 def free_ports(count):

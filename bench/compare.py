@@ -21,11 +21,9 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
-import time
 
-from common import KESTREL, ROOT, Server, run
+from common import KESTREL, ROOT, Local, Null, Server, run
 
 # A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at
 # least)
@@ -83,38 +81,6 @@ class Served:
     def close(self):
         run(KESTREL, "umount", self.dir)
         self.server.stop()
-
-
-class Null:
-    """The null FUSE file system."""
-
-    def __init__(self, scratch):
-        self.dir = os.path.join(scratch, "null")
-        os.makedirs(self.dir)
-        # In a session of its own, as a mount is: the kernel shares processors out among sessions
-        # (sched_autogroup).
-        command = [KESTREL, "null-fs", self.dir, "--keep-pages"]
-        self.process = subprocess.Popen(command, start_new_session=True)
-        for _ in range(100):
-            if os.path.ismount(self.dir):
-                return
-            time.sleep(0.05)
-        raise SystemExit("the null file system did not come up")
-
-    def close(self):
-        subprocess.run(["umount", self.dir], check=False)
-        self.process.wait(30)
-
-
-class Local:
-    """A directory on the disk that the volumes are on."""
-
-    def __init__(self, scratch):
-        self.dir = os.path.join(scratch, "local")
-        os.makedirs(self.dir)
-
-    def close(self):
-        pass
 
 
 def bench(directory, *arguments):
@@ -317,7 +283,7 @@ def main():
         systems["kestrel"] = Kestrel(scratch, "fsync")
         systems["kestrel-commit"] = Kestrel(scratch, "commit")
         systems["served"] = Served(scratch)
-        systems["null"] = Null(scratch)
+        systems["null"] = Null(scratch, "--keep-pages")
         systems["local"] = Local(scratch)
         rounds = {}
         for number in range(options.rounds):

@@ -20,11 +20,10 @@ import html
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 
-from common import KESTREL, TARGET, Server, conclude, run, take_away
+from common import KESTREL, TARGET, Local, Null, Server, conclude, run, take_away
 
 OPERATIONS = ("create", "stat", "overwrite", "rename", "unlink")
 DIRECTORY_FILES = 1000
@@ -68,37 +67,6 @@ class Volume:
     def close(self):
         run(KESTREL, "umount", self.dir)
         run(KESTREL, "fsck", self.volume)
-
-
-class Null:
-    """The null FUSE file system."""
-
-    def __init__(self, scratch):
-        self.dir = tempfile.mkdtemp(dir=scratch)
-        command = [KESTREL, "null-fs", self.dir]
-        self.process = subprocess.Popen(command, start_new_session=True)
-        self.pid = self.process.pid
-        for _ in range(100):
-            if os.path.ismount(self.dir):
-                return
-            time.sleep(0.05)
-        raise SystemExit("the null file system did not come up")
-
-    def close(self):
-        subprocess.run(["umount", self.dir], check=False)
-        self.process.wait(30)
-
-
-class Local:
-    """A directory on the disk that the volumes are on."""
-
-    pid = None
-
-    def __init__(self, scratch):
-        self.dir = tempfile.mkdtemp(dir=scratch)
-
-    def close(self):
-        pass
 
 
 @contextlib.contextmanager
