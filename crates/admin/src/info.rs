@@ -29,6 +29,8 @@ pub enum InfoError {
     Damaged(DecodeError),
     /// There is nothing of this name.
     NotFound,
+    /// A tree has more directories than are counted.
+    TooLarge,
 }
 
 impl std::fmt::Display for InfoError {
@@ -39,6 +41,10 @@ impl std::fmt::Display for InfoError {
                 write!(f, "its record is damaged: {error}; run `kestrel fsck`")
             }
             InfoError::NotFound => f.write_str("no such entry"),
+            InfoError::TooLarge => f.write_str(
+                "the tree has more than 50 million directories: name a smaller one, or run \
+                 `kestrel fsck` if it cannot be so large",
+            ),
         }
     }
 }
@@ -48,7 +54,7 @@ impl std::error::Error for InfoError {
         match self {
             Self::Engine(error) => Some(error),
             Self::Damaged(error) => Some(error),
-            Self::NotFound => None,
+            Self::NotFound | Self::TooLarge => None,
         }
     }
 }

@@ -37,6 +37,7 @@
 //! | [`gc`] | objects in the store that no metadata refers to |
 //! | [`fragmented`] | objects of which little is still referred to |
 //! | [`info`], [`tree`] | what is behind a path; walks over the files below it |
+//! | [`usage`] | what each directory of a tree holds |
 //! | [`warmup`] | bringing the bytes and rows of files near |
 //! | [`cut`], [`recording`] | a consistent cut of metadata in use, of one node or of several |
 //! | [`cluster_view`], [`merge`] | the rows of several nodes, put together |
@@ -66,6 +67,7 @@ pub mod repair;
 pub mod rows;
 pub mod salvage;
 pub mod tree;
+pub mod usage;
 pub mod warmup;
 
 pub use cut::Cut;

@@ -55,7 +55,7 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs,
+    backup, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, mount, null_fs,
     objbench, policy, serve, snapshot, stats, status, token, umount, warmup,
 };
 
@@ -94,6 +94,7 @@ enum Verb {
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
     Info(info::InfoArgs),
+    Du(du::DuArgs),
     Snapshot(snapshot::SnapshotArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
@@ -132,6 +133,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
         Verb::Info(args) => info::run(args),
+        Verb::Du(args) => du::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),

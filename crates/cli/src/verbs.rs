@@ -6,6 +6,7 @@
 //! | `verbs/mount.rs`, `umount.rs`, `null_fs.rs` | mount and unmount |
 //! | `verbs/serve.rs`, `token.rs` | serve a volume over the network; tokens of clients |
 //! | `verbs/status.rs`, `stats.rs`, `info.rs` | what a volume, a process or a path is and does |
+//! | `verbs/du.rs` | what the directories of a tree hold |
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/warmup.rs` | bring files near |
@@ -18,6 +19,7 @@ pub mod backup;
 pub mod cluster;
 pub mod compact;
 pub mod config;
+pub mod du;
 pub mod dump;
 pub mod format;
 pub mod fsck;

@@ -104,6 +104,23 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     run(&["info", &format!("{}/a/b/large", place.mnt())]).expect(0, "chunked");
     run(&["info", &format!("{}/nothing", place.mnt())]).expect(1, "No such file");
 
+    let du = |options: &[&str]| {
+        let mnt = place.mnt();
+        let args = [&["du", &mnt, "--json"], options].concat();
+        run(&args).expect(0, "").json()
+    };
+    let found = du(&[]);
+    let (total, dirs) = (&found["total"], found["dirs"].as_array().unwrap());
+    assert_eq!((&total["files"], &total["directories"]), (&6.into(), &2.into()));
+    assert_eq!((dirs.len(), &dirs[1]["path"], &dirs[1]["files"]), (2, &"a".into(), &4.into()));
+    assert_eq!((&dirs[1]["bytes"], &dirs[1]["bytes_here"]), (&9_100_000.into(), &0.into()));
+    let top = du(&["--top", "1"]);
+    assert_eq!((&top["dirs"][0]["path"], &top["total"]), (&"a/b".into(), total));
+    assert_eq!(du(&["--top", "1", "--by", "files"])["dirs"][0]["path"], "");
+    run(&["du", &place.mnt(), "--depth", "9"]).expect(0, "8.7 MiB").expect(0, "/a/b");
+    run(&["du", &format!("{}/symlink", place.mnt())]).expect(1, "not a directory");
+    run(&["du", &place.mnt(), "--by", "files"]).expect(2, "--top");
+
     let requests = || {
         run(&["stats", &place.mnt(), "--once", "--json"])
             .expect(0, "")
@@ -123,6 +140,8 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     assert!(!is_mounted(&place));
     run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
     run(&["info", "--volume", &place.volume(), "/a/b/packed"]).expect(0, "packed");
+    run(&["du", "--volume", &place.volume(), "/a"]).expect(0, "8.7 MiB in 4 files");
+    run(&["du", "--volume", &place.volume(), "/nothing"]).expect(1, "no such entry");
     place.mount(&["--read-only"]).expect(0, "");
     assert_eq!(tree(&place.mount_point()), before);
     assert_eq!(

@@ -11,7 +11,9 @@ use super::collector::GIVE_UP_MAX;
 use super::endpoints::ControlEndpoint;
 use super::mount_status::remounted;
 use super::serving::Serving;
-use crate::jobs::{compact, dump, fsck, gc, info as info_job, settings, status, warmup, whole};
+use crate::jobs::{
+    compact, dump, fsck, gc, info as info_job, settings, status, usage, warmup, whole,
+};
 use crate::metrics::{Snapshot, to_json};
 use crate::process::process_word;
 use crate::progress_stream::ProgressStream;
@@ -72,6 +74,7 @@ impl Serving {
             Some("status") => self.status(),
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("info") => self.info(question),
+            Some("du") => usage::answer(&*self.volume.engine, question),
             Some("dump") => self.dump(question),
             Some("backup") => self.keeper.answer(&self.volume, question, &feed),
             Some("fsck") => self.fsck(question, &feed),
@@ -103,9 +106,10 @@ impl Serving {
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some(
-                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut"
-                | "reap" | "coding" | "table" | "whereabouts" | "entries" | "change" | "forget"
-                | "token" | "alive" | "backup" | "yield" | "stand-in" | "unheard" | "settings",
+                "status" | "stats" | "info" | "du" | "fsck" | "gc" | "compact" | "rows" | "sums"
+                | "cut" | "reap" | "coding" | "table" | "whereabouts" | "entries" | "change"
+                | "forget" | "token" | "alive" | "backup" | "yield" | "stand-in" | "unheard"
+                | "settings",
             ) => self.answer_unheard(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");

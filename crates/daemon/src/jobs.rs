@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `jobs/status.rs` | `kestrel status` |
 //! | `jobs/info.rs` | `kestrel info` |
+//! | `jobs/usage.rs` | `kestrel du` |
 //! | `jobs/settings.rs` | `kestrel config` |
 //! | `jobs/fsck.rs` | `kestrel fsck` of a volume in use |
 //! | `jobs/gc.rs` | `kestrel gc` |
@@ -20,5 +21,6 @@ pub mod gc;
 pub mod info;
 pub mod settings;
 pub mod status;
+pub mod usage;
 pub mod warmup;
 pub mod whole;

@@ -15,10 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::info::{InfoError, TreeSums};
+use kestrel_admin::usage::DirPart;
 use kestrel_client::remote::{MOVED_OUT, NodeFanOut, NodeLink, RemoteMetadata, SingleNode};
 use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, PlacementMap};
+use kestrel_types::stat::DirStat;
 use serde_json::{Value, json};
 
 /// How long a node may take for an answer.
@@ -166,4 +168,33 @@ pub fn tree_sums(nodes: &dyn ClusterNodes, top: InodeId) -> Result<TreeSums, Inf
         sums.add(all);
     }
     Ok(sums)
+}
+
+/// The parts of some directories, put together from what all nodes have of them.
+///
+/// # Errors
+/// If one does not answer, or not with a part for each directory.
+pub fn tree_parts(nodes: &dyn ClusterNodes, dirs: &[InodeId]) -> Result<Vec<DirPart>, InfoError> {
+    let failed = |why: String| InfoError::Engine(EngineError::Io(why));
+    let question = json!({ "verb": "sums", "dirs": dirs, "each": true });
+    let mut parts = vec![DirPart::default(); dirs.len()];
+    for (node, answer) in ask_all(nodes, &question).map_err(failed)? {
+        let each = answer["each"].as_array().filter(|each| each.len() == dirs.len());
+        let each = each.ok_or_else(|| {
+            failed(format!("node {node} has no figures of single directories; it may be older"))
+        })?;
+        for (part, share) in parts.iter_mut().zip(each) {
+            let number = |name: &str| share[name].as_i64().unwrap_or(0);
+            part.stat.merge(&DirStat {
+                children: number("children"),
+                subdirs: number("subdirs"),
+                bytes: number("bytes"),
+                mtime: number("mtime"),
+                change: 0,
+            });
+            let below = share["below"].as_array().into_iter().flatten();
+            part.below.extend(below.filter_map(Value::as_u64));
+        }
+    }
+    Ok(parts)
 }

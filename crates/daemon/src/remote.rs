@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::endpoints::ControlEndpoint;
 use super::mount_status::{MountStatus, is_read_only, remounted};
-use crate::jobs::{compact, info, status, warmup, whole};
+use crate::jobs::{compact, info, status, usage, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
@@ -93,6 +93,10 @@ impl ControlEndpoint for RemoteMount {
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
             }
+            Some("du") => match self.nodes() {
+                Some(nodes) => usage::answer_of_nodes(&nodes, question),
+                None => self.ask(question, None, tell),
+            },
             Some("compact") => match self.nodes() {
                 Some(nodes) => {
                     let wish = compact::CompactRequest::of(question)?;

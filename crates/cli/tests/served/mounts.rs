@@ -87,6 +87,9 @@ fn tree_shared_by_mounts_over_server_death() {
     assert_eq!(stats["metadata_reconnects_total"], 1);
     let file = server.place.name("two/dir0/file294");
     mounts.run(&["info", &file]).expect(0, "14,700");
+    let seven = "300 files and 7 directories";
+    mounts.run(&["du", &server.place.name("two")]).expect(0, seven);
+    mounts.run(&["du", "--volume", &server.url(), "/"]).expect(0, seven);
     mounts.run(&["compact", &server.place.name("two")]).expect(0, "references moved");
     mounts.run(&["gc", &server.url()]).expect(0, "0 leaked");
     server.check();

@@ -58,10 +58,14 @@ pub fn page(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     Ok(json!({ "rows": page, "next": next, "left": left }))
 }
 
-/// This node's part of the sums over some directories, and which directories in them it knows of.
+/// This node's part of the sums over some directories, and which directories in them it knows of;
+/// of `each` directory by itself if the question says so.
 pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let dirs = question["dirs"].as_array().filter(|dirs| dirs.len() <= DIRS_MAX);
     let dirs = dirs.ok_or("the question does not name directories, or too many")?;
+    if question["each"] == true {
+        return each(engine, dirs);
+    }
     let (mut sums, mut below) = ([0; 3], Vec::new());
     for dir in dirs.iter().filter_map(Value::as_u64) {
         let part =
@@ -71,6 +75,20 @@ pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
         }
     }
     Ok(json!({ "children": sums[0], "subdirs": sums[1], "bytes": sums[2], "below": below }))
+}
+
+fn each(engine: &dyn Engine, dirs: &[Value]) -> Result<Value, String> {
+    let part = |dir: u64| {
+        let mut below = Vec::new();
+        let part = dir_sums(engine, dir, &mut |child| below.push(child));
+        let part = part.map_err(|why| why.to_string())?;
+        Ok(json!({
+            "children": part.children, "subdirs": part.subdirs, "bytes": part.bytes,
+            "mtime": part.mtime, "below": below,
+        }))
+    };
+    let parts = dirs.iter().filter_map(Value::as_u64).map(part);
+    Ok(json!({ "each": parts.collect::<Result<Vec<Value>, String>>()? }))
 }
 
 #[cfg(test)]

@@ -1,0 +1,207 @@
+//! `kestrel du`.
+
+use std::io::{BufWriter, Write as _};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kestrel_client::control::QUICK;
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::{NodeFanOut, RemoteUrl};
+use kestrel_daemon::ask::path_bytes;
+use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_daemon::jobs::usage;
+use kestrel_daemon::logger::utc;
+use kestrel_daemon::units::{bytes, count};
+use serde_json::{Value, json};
+
+use super::{Target, ask, control_dir, locate, mount_above, open, path_value, print_json};
+use crate::args::store::StoreArgs;
+
+/// Inode numbers from here on are those of files in snapshots, as `.snap` shows them.
+const SNAPSHOT_INODES: u64 = 1 << 62;
+
+/// What directories are ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Rank {
+    /// Bytes of the files in the directory itself
+    Bytes,
+    /// Number of files in the directory itself
+    Files,
+    /// When something was made, removed or written in the directory itself, newest first
+    Changed,
+}
+
+/// Show what the directories of a tree hold, without reading their files.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel du /mnt/data                    the directories in it, the largest first
+  kestrel du /mnt/data --depth 0          the whole tree in one line
+  kestrel du /mnt/data --top 20           the 20 directories with most bytes in their own files
+  kestrel du /mnt/data --top 5 --by files --json
+  kestrel du --volume /data/vol /models
+
+Figures come from the sums that every change keeps up to date: a tree takes time by its directories,
+however many files it has. SIZE is the sum of file sizes; a file with several names counts as a file
+at each and with no bytes.")]
+pub struct DuArgs {
+    /// A directory in a mounted volume
+    path: PathBuf,
+    /// Show directories down to so many levels below PATH
+    #[arg(short, long, value_name = "LEVELS", default_value_t = 1, conflicts_with = "top")]
+    depth: u32,
+    /// Show the first N directories by what lies in them directly, wherever they are below PATH
+    #[arg(long, value_name = "N")]
+    top: Option<u64>,
+    /// With --top: what the directories are ranked by
+    #[arg(long, value_enum, default_value_t = Rank::Bytes, requires = "top")]
+    by: Rank,
+    /// Look into this volume, which is not mounted here (a path, file:///path, or
+    /// kestrel://host[:port]/NAME); PATH begins at its root
+    #[arg(long)]
+    volume: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+impl DuArgs {
+    /// The question, but for the directory.
+    fn question(&self) -> Value {
+        let mut question = json!({ "verb": "du" });
+        match self.top {
+            None => question["depth"] = self.depth.into(),
+            Some(count) => {
+                question["top"] = count.into();
+                question["by"] = match self.by {
+                    Rank::Bytes => "bytes".into(),
+                    Rank::Files => "files".into(),
+                    Rank::Changed => "changed".into(),
+                };
+            }
+        }
+        question
+    }
+
+    fn failed(&self, why: &dyn std::fmt::Display) -> Failure {
+        Failure::new("du", format!("{}: {why}", self.path.display()))
+    }
+}
+
+/// Shows it.
+pub fn run(args: &DuArgs) -> Result<ExitStatus, Failure> {
+    let found = match &args.volume {
+        Some(url) => in_volume(args, url)?,
+        None => in_mount(args)?,
+    };
+    if args.json {
+        print_json(&found);
+    } else {
+        show(args, &found).map_err(|why| args.failed(&why))?;
+    }
+    Ok(ExitStatus::Good)
+}
+
+fn in_volume(args: &DuArgs, url: &str) -> Result<Value, Failure> {
+    let mut question = args.question();
+    question["path"] = path_value(args.path.as_os_str().as_bytes());
+    if RemoteUrl::is_one(url) {
+        return in_served(args, url, &question);
+    }
+    let dir = locate("du", url)?;
+    let descriptor = Descriptor::read(&dir).map_err(|why| args.failed(&why))?;
+    if let Some(section) = &descriptor.cluster {
+        let url = section.url(&descriptor.settings.name).map_err(|why| args.failed(&why))?;
+        return in_served(args, &url, &question);
+    }
+    if let Some(found) = ask("du", &dir, &question, QUICK)? {
+        return Ok(found);
+    }
+    let volume = open("du", url, &args.store)?;
+    usage::answer(&*volume.engine, &question).map_err(|why| args.failed(&why))
+}
+
+/// A volume that is served, by one node or by several, which are all asked.
+fn in_served(args: &DuArgs, url: &str, question: &Value) -> Result<Value, Failure> {
+    let process = kestrel_daemon::who("kestrel du");
+    match NodeFanOut::connect(url, &process).map_err(|why| args.failed(&why))? {
+        Some(nodes) => usage::answer_of_nodes(&nodes, question).map_err(|why| args.failed(&why)),
+        None => Target::of("du", url)?
+            .ask("du", question, QUICK, &mut |_| {})?
+            .ok_or_else(|| args.failed(&"no process serves it")),
+    }
+}
+
+fn in_mount(args: &DuArgs) -> Result<Value, Failure> {
+    let path = std::fs::canonicalize(&args.path).map_err(|why| args.failed(&why))?;
+    let meta = std::fs::symlink_metadata(&path).map_err(|why| args.failed(&why))?;
+    if !meta.is_dir() {
+        return Err(args.failed(&"not a directory; `kestrel info` tells of a file"));
+    }
+    let entry = mount_above("du", &path)?;
+    if meta.ino() >= SNAPSHOT_INODES {
+        return Err(args.failed(
+            &"it lies in a snapshot; `kestrel snapshot info` tells how much the tree had",
+        ));
+    }
+    let mut question = args.question();
+    question["dir"] = meta.ino().into();
+    let dir = control_dir(&entry);
+    ask("du", &dir, &question, QUICK)?.ok_or_else(|| {
+        args.failed(&format!("no process serves the volume {}; mount it again", dir.display()))
+    })
+}
+
+fn show(args: &DuArgs, found: &Value) -> std::io::Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let (size, files, changed) = match args.top {
+        None => ("bytes", "files", "changed_ns"),
+        Some(_) => ("bytes_here", "files_here", "changed_here_ns"),
+    };
+    writeln!(
+        out,
+        "{:>10} {:>14} {:>12}  {:19}  PATH",
+        "SIZE", "FILES", "DIRECTORIES", "CHANGED (UTC)"
+    )?;
+    for one in found["dirs"].as_array().into_iter().flatten() {
+        let number = |name: &str| one[name].as_u64().unwrap_or(0);
+        let path = path_bytes(&one["path"]).unwrap_or_default();
+        let path = args.path.join(Path::new(std::ffi::OsStr::from_bytes(&path)));
+        // Seconds are enough for people.
+        let changed = one[changed].as_i64().map_or(String::new(), utc);
+        writeln!(
+            out,
+            "{:>10} {:>14} {:>12}  {:19}  {}",
+            bytes(number(size)),
+            count(number(files)),
+            count(number("directories")),
+            changed.get(..19).unwrap_or("-"),
+            shown(&path),
+        )?;
+    }
+    let total = &found["total"];
+    let number = |name: &str| total[name].as_u64().unwrap_or(0);
+    writeln!(
+        out,
+        "in the tree: {} in {} files and {} directories",
+        bytes(number("bytes")),
+        count(number("files")),
+        count(number("directories"))
+    )?;
+    out.flush()
+}
+
+/// A path on one line, without the `/` at the end that joining an empty path leaves.
+fn shown(path: &Path) -> String {
+    let text = path.to_string_lossy().into_owned();
+    let cut = if text.len() > 1 { text.strip_suffix('/').unwrap_or(&text) } else { &text };
+    cut.chars()
+        .flat_map(|c| match c {
+            c if c.is_control() => c.escape_default().collect::<Vec<_>>(),
+            c => vec![c],
+        })
+        .collect()
+}

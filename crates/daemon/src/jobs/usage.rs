@@ -1,0 +1,95 @@
+//! `kestrel du`: `{"verb": "du", "dir" or "path": …, "depth": n or "top": n, "by": …}`.
+//!
+//! The answer has the `total` of the tree and the directories that were asked for, `dirs`, each
+//! with its `path` below the top, the figures of its tree, and those of itself (`…_here`).
+
+use kestrel_admin::info::{InfoError, find_dir, find_path};
+use kestrel_admin::usage::{DirUsage, RankBy, ReadParts, Selection, TreeUsage, read_parts};
+use kestrel_engine::Engine;
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Kind;
+use serde_json::{Value, json};
+
+use crate::ask::{path_bytes, path_value};
+use crate::nodes::engine::NodesEngine;
+use crate::nodes::{ClusterNodes, tree_parts};
+
+/// Most directories in one answer: about 200 bytes each.
+pub const SHOWN_MAX: usize = 1_000_000;
+
+/// Answers a question about a volume whose rows are all in `engine`.
+///
+/// # Errors
+/// In words.
+pub fn answer(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
+    found(engine, question, &mut |dirs| read_parts(engine, dirs))
+}
+
+/// Answers a question about a volume that several nodes share.
+///
+/// # Errors
+/// In words.
+pub fn answer_of_nodes(nodes: &dyn ClusterNodes, question: &Value) -> Result<Value, String> {
+    found(&NodesEngine::new(nodes)?, question, &mut |dirs| tree_parts(nodes, dirs))
+}
+
+fn found(engine: &dyn Engine, question: &Value, read: &mut ReadParts<'_>) -> Result<Value, String> {
+    let selection = selection(question)?;
+    let top = directory(engine, question)?;
+    let words = |why: InfoError| why.to_string();
+    let tree = TreeUsage::walk(top, read).map_err(words)?;
+    let chosen = tree.select(selection);
+    if chosen.len() > SHOWN_MAX {
+        return Err(format!(
+            "{} directories are so deep or less: ask for fewer with --depth or --top",
+            chosen.len()
+        ));
+    }
+    let paths = tree.paths(engine, &chosen).map_err(words)?;
+    let dirs = chosen.iter().zip(paths);
+    let dirs: Vec<Value> = dirs.filter_map(|(found, path)| Some(describe(found, &path?))).collect();
+    Ok(json!({ "total": describe(tree.top(), b""), "dirs": dirs }))
+}
+
+fn describe(found: &DirUsage, path: &[u8]) -> Value {
+    json!({
+        "path": path_value(path),
+        "dir": found.dir,
+        "depth": found.depth,
+        "bytes": found.tree.bytes,
+        "files": found.tree.files,
+        "directories": found.tree.dirs,
+        "changed_ns": found.tree.changed,
+        "bytes_here": found.own.bytes,
+        "files_here": found.own.files,
+        "changed_here_ns": found.own.changed,
+    })
+}
+
+fn selection(question: &Value) -> Result<Selection, String> {
+    let number = |name: &str| question[name].as_u64();
+    if let Some(count) = number("top") {
+        let by = match question["by"].as_str() {
+            None | Some("bytes") => RankBy::Bytes,
+            Some("files") => RankBy::Files,
+            Some("changed") => RankBy::Changed,
+            Some(other) => return Err(format!("directories are not ranked by {other:?}")),
+        };
+        return Ok(Selection::Top(usize::try_from(count).unwrap_or(usize::MAX), by));
+    }
+    let depth = number("depth").ok_or("the question says neither how deep nor how many")?;
+    Ok(Selection::Depth(u32::try_from(depth).unwrap_or(u32::MAX)))
+}
+
+fn directory(engine: &dyn Engine, question: &Value) -> Result<InodeId, String> {
+    let found = match (question["dir"].as_u64(), path_bytes(&question["path"])) {
+        (Some(dir), _) => find_dir(engine, dir),
+        (None, Some(path)) => find_path(engine, &path),
+        (None, None) => return Err("the question names no directory".into()),
+    };
+    let inode = found.map_err(|why| why.to_string())?;
+    match inode.kind {
+        Kind::Dir => Ok(inode.ino),
+        _ => Err("not a directory; `kestrel info` tells of a file".into()),
+    }
+}
