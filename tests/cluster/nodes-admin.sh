@@ -49,7 +49,8 @@ says "the same by URL" "in the tree  $files files, $dirs directories" "$KESTREL"
     --volume "$url" /tree
 says "the same by a node's directory" "in the tree  $files files" "$KESTREL" info \
     --volume "$(node_dir "$volume" 2)" /tree
-says "du of it through the mount" "in .*$files files and $dirs directories" "$KESTREL" du "$mnt/tree"
+says "du of it through the mount" "in .*$files files and $dirs directories" "$KESTREL" du \
+    "$mnt/tree"
 says "du of it by URL" "in .*$files files and $dirs directories" "$KESTREL" du --volume "$url" \
     /tree --top 3
 says "info of a large file" "layout +chunked" "$KESTREL" info "$mnt/tree/d7/large"
