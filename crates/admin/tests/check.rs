@@ -667,6 +667,7 @@ fn with_snapshot(volume: &Volume) -> SnapshotInfo {
         name: name(b"monday"),
         created: NOW,
         removing: false,
+        cutting: false,
         holds: vec![name(b"backup")],
     };
     let then = inode(77, Kind::File, 90, Data::Packed { range: range(1, 0, 90), visible: 90 });

@@ -9,6 +9,7 @@ use crate::ids::InodeId;
 use crate::inode::{Data, Inode};
 use crate::key::{Key, KeyRef, Table};
 use crate::name::Name;
+use crate::placement::{NodeId, WORKERS_MAX};
 use crate::range::Range;
 
 /// Version of a snapshot's record.
@@ -20,12 +21,33 @@ const HISTORY_VERSION: u8 = 1;
 /// Flag of a record: [`SnapshotInfo::removing`].
 const REMOVING: u8 = 1;
 
+/// Flag of a record: [`SnapshotInfo::cutting`].
+const CUTTING: u8 = 2;
+
 /// What the name of a snapshot's record begins with; its number follows in 16 hexadecimal digits.
 pub const RECORD_PREFIX: &[u8] = b"snapshot ";
 
-/// Number of the share that counts what rows of table `history` refer to. No worker has it: of
-/// several nodes those with the highest number have no worker 63.
+/// Number of the share that counts what rows of table `history` refer to, of a volume of one node.
+/// No worker has it: of several nodes those with the highest number have no worker 63. A member of
+/// a cluster has another one: [`history_share_of`].
 pub const HISTORY_SHARE: u16 = u16::MAX;
+
+/// Number of the share that counts what rows of table `history` of a member of a cluster refer to:
+/// that of its worker 63, which no member has. It never gets another owner: a member that gets a
+/// row of table `history` adds its references to its own share, and one that loses the row takes
+/// them away from its own.
+pub fn history_share_of(node: NodeId) -> u16 {
+    // Numbers of nodes are below 1,024.
+    (node as u16).wrapping_mul(WORKERS_MAX as u16).wrapping_add(WORKERS_MAX as u16 - 1)
+}
+
+/// Whether a share's number, as its key has it, is that of a share of history of a member of a
+/// cluster.
+#[inline]
+pub fn is_history_share(suffix: &[u8]) -> bool {
+    let share = suffix.try_into().map(u16::from_be_bytes);
+    share.is_ok_and(|share| share % WORKERS_MAX as u16 == WORKERS_MAX as u16 - 1)
+}
 
 /// Number of a snapshot: the commit stamp at which it was made. Every change before it has a lower
 /// one, every later change a higher one. Never reused within a volume.
@@ -50,6 +72,10 @@ pub struct SnapshotInfo {
     pub created: Nanos,
     /// It has been removed; what only it needs is being given back.
     pub removing: bool,
+    /// Of a volume of several nodes: rows are kept for it, and not all nodes are known to do so. It
+    /// is no snapshot yet, and is not listed. At members other than the one that leads snapshots
+    /// this may still stand when it is one.
+    pub cutting: bool,
     /// Tags that keep it from being removed, in order, at most [`HOLDS_MAX`].
     pub holds: Vec<Name>,
 }
@@ -75,7 +101,8 @@ impl SnapshotInfo {
         put_varint(&mut out, self.dir);
         put_string(&mut out, self.name.as_bytes());
         out.extend_from_slice(&self.created.to_be_bytes());
-        out.push(if self.removing { REMOVING } else { 0 });
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        out.push(flag(self.removing, REMOVING) | flag(self.cutting, CUTTING));
         put_varint(&mut out, self.holds.len() as u64);
         for tag in &self.holds {
             put_string(&mut out, tag.as_bytes());
@@ -94,23 +121,31 @@ impl SnapshotInfo {
     }
 
     fn decode_row(digits: &[u8], row: &[u8]) -> Result<Self, DecodeError> {
-        let name = |reader: &mut Reader<'_>| {
-            let bytes = reader.string(crate::name::NAME_MAX)?;
-            Name::new(bytes).map_err(|_| DecodeError("not a valid name"))
-        };
         let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
         let digits = std::str::from_utf8(digits)
             .ok()
             .filter(|digits| digits.len() == 16 && digits.bytes().all(|digit| lower(&digit)));
         let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let id = id.ok_or(DecodeError("the name of the record has no number"))?;
+        Self::decode_record(id, row)
+    }
+
+    /// Reads what [`SnapshotInfo::encode`] wrote, of the snapshot with this number.
+    ///
+    /// # Errors
+    /// If it is truncated, out of bounds or of a newer version.
+    pub fn decode_record(id: SnapshotId, row: &[u8]) -> Result<Self, DecodeError> {
+        let name = |reader: &mut Reader<'_>| {
+            let bytes = reader.string(crate::name::NAME_MAX)?;
+            Name::new(bytes).map_err(|_| DecodeError("not a valid name"))
+        };
         let mut reader = Reader::new(row);
         if reader.u8()? != RECORD_VERSION {
             return Err(DecodeError("snapshot of an unknown format version"));
         }
         let (dir, of) = (reader.varint()?, name(&mut reader)?);
         let (created, flags) = (reader.i64()?, reader.u8()?);
-        if flags & !REMOVING != 0 {
+        if flags & !(REMOVING | CUTTING) != 0 {
             return Err(DecodeError("unknown flags"));
         }
         let count = reader.varint()?;
@@ -119,7 +154,8 @@ impl SnapshotInfo {
         }
         let holds = (0..count).map(|_| name(&mut reader)).collect::<Result<_, _>>()?;
         reader.end()?;
-        Ok(Self { id, dir, name: of, created, removing: flags & REMOVING != 0, holds })
+        let (removing, cutting) = (flags & REMOVING != 0, flags & CUTTING != 0);
+        Ok(Self { id, dir, name: of, created, removing, cutting, holds })
     }
 }
 
@@ -266,8 +302,11 @@ mod tests {
             name: name(b"monday"),
             created: -5,
             removing: true,
+            cutting: false,
             holds: vec![name(b"a"), name(&[b'x'; 255])],
         };
+        let cut = SnapshotInfo { removing: false, cutting: true, ..info.clone() };
+        assert_eq!(SnapshotInfo::decode(&cut.key().suffix, &cut.encode()), Some(Ok(cut)));
         let (key, row) = (info.key(), info.encode());
         assert_eq!(&*key.suffix, b"snapshot 0123456789abcdef");
         assert_eq!(SnapshotInfo::decode(&key.suffix, &row), Some(Ok(info)));

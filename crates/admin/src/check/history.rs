@@ -63,7 +63,15 @@ fn number_of(suffix: &[u8]) -> Option<SnapshotId> {
 /// The record of a snapshot of which nothing is known, which is being removed.
 fn removed(id: SnapshotId) -> Option<SnapshotInfo> {
     let name = Name::new(b"lost").ok()?;
-    Some(SnapshotInfo { id, dir: ROOT, name, created: 0, removing: true, holds: Vec::new() })
+    Some(SnapshotInfo {
+        id,
+        dir: ROOT,
+        name,
+        created: 0,
+        removing: true,
+        cutting: false,
+        holds: Vec::new(),
+    })
 }
 
 /// Where there are snapshots, a record that all programs read says so to those that do not know

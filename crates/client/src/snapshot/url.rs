@@ -174,6 +174,7 @@ mod tests {
             name,
             created: 0,
             removing: false,
+            cutting: false,
             holds: Vec::new(),
         };
         assert_eq!(listed_name(&of(20, name(b"a")), 20), Some(name(b"a")));

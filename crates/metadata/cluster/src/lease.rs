@@ -112,6 +112,7 @@ use kestrel_types::placement::NodeId;
 use super::fence::Fence;
 use super::message::Message;
 use super::message::changes::ChangeMessage;
+use super::message::snapshots::SnapshotMessage;
 use super::message::sums::SumMessage;
 use super::peer_identity::PeerIdentity;
 use super::work::transaction::TxnPhase;
@@ -385,6 +386,12 @@ impl ClusterNode {
             | Message::Borrow { .. }
             | Message::Prepare { .. }
             | Message::Poll { .. } => true,
+            // Another start of it may be changing rows.
+            Message::Snapshot(
+                SnapshotMessage::Stop(_)
+                | SnapshotMessage::Make { .. }
+                | SnapshotMessage::Keep { .. },
+            ) => true,
             // What it tells itself of its own transactions concerns its own rows.
             Message::Invalidate(_) | Message::Decide(..) | Message::Ask(_) => !own,
             // Two starts must not both take part in an attempt: one would send rows, and the other
@@ -403,6 +410,7 @@ impl ClusterNode {
             | Message::Change(_)
             | Message::Lease(_)
             | Message::Sum(_)
+            | Message::Snapshot(_)
             | Message::Tokens(_)
             | Message::Addresses(_) => false,
         };

@@ -102,6 +102,7 @@
 //! | [`addresses`], [`peer_identity`] | where the nodes are; how a node is told from a copy of it |
 //! | [`ownership`] | the owner of the rows in a store that several machines reach |
 //! | `gc`, `orphans` | objects that nothing refers to; files without a name |
+//! | `snapshots` | snapshots of all members at one instant, and their records |
 //! | `poll`, `load` | questions to all members; what they have, for the balancer |
 //! | `message`, `wire` | [`Envelope`] and [`Message`]; their bytes ([`Envelope::encode`]) |
 //! | `undeliverable`, `stop` | messages that are too large; what a member does when its log fails |
@@ -121,6 +122,7 @@ pub mod ownership;
 pub mod peer_identity;
 mod poll;
 mod serve;
+mod snapshots;
 mod stop;
 pub mod sums;
 mod tree;
@@ -172,6 +174,7 @@ pub use gc::{Forgot, GcListener};
 pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
 pub use message::polls::{PollAnswer, PollQuestion, Weight};
+pub use message::snapshots::{SnapshotMessage, SnapshotOrder};
 pub use message::sums::SumMessage;
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
 pub use txn::records::{
@@ -690,7 +693,7 @@ impl ClusterNode {
                 self.prepare(from, txn, locked, mutations)
             }
             Message::Voted(txn, vote) => self.voted(from, txn, vote),
-            Message::Decide(txn, commit) => self.decide(from, txn, commit),
+            Message::Decide(txn, commit, cut) => self.decide(from, txn, commit, cut),
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(from, txn),
@@ -703,6 +706,7 @@ impl ClusterNode {
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
             Message::Sum(message) => self.heard_of_sums(from, message),
+            Message::Snapshot(message) => self.heard_of_snapshots(from, message),
             Message::Tokens(_) | Message::Addresses(_) => {}
         }
     }

@@ -6,11 +6,13 @@
 //! | `message/changes.rs` | changes of the placement map |
 //! | `message/leases.rs` | leases |
 //! | `message/polls.rs` | questions to all members, and their answers |
+//! | `message/snapshots.rs` | snapshots |
 //! | `message/sums.rs` | sums of shares |
 
 pub(crate) mod changes;
 pub(crate) mod leases;
 pub(crate) mod polls;
+pub(crate) mod snapshots;
 pub(crate) mod sums;
 
 use kestrel_engine::Mutation;
@@ -22,12 +24,14 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::policy::PolicyRecord;
+use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::token::{TokenId, TokenRecord};
 
 use super::addresses::NodeAddress;
 use changes::ChangeMessage;
 use leases::LeaseMessage;
 use polls::{PollAnswer, PollQuestion};
+use snapshots::SnapshotMessage;
 use sums::SumMessage;
 
 /// A message on its way, and the newest timestamp of its sender.
@@ -145,8 +149,10 @@ pub enum Message {
     },
     /// Answers.
     Voted(TxnId, Vote),
-    /// How it ended: with its changes, or without any.
-    Decide(TxnId, bool),
+    /// How it ended: with its changes, or without any. A member that has no record of this snapshot,
+    /// the newest one that the leader keeps rows for (0: none), has not been cut for it yet, and
+    /// makes no changes that were decided after the leader was.
+    Decide(TxnId, bool, SnapshotId),
     /// The changes are made and durable.
     Decided(TxnId),
     /// What became of it? Answered by Decide or Alive.
@@ -175,6 +181,8 @@ pub enum Message {
     Lease(LeaseMessage),
     /// What shares of directories come to.
     Sum(SumMessage),
+    /// Snapshots.
+    Snapshot(SnapshotMessage),
     /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear
     /// nothing.
     Tokens(TokensMessage),

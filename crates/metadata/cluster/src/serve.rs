@@ -121,7 +121,9 @@ impl ClusterNode {
     pub(super) fn elsewhere(&mut self, ticket: u64, why: NotAloneReason) {
         match why {
             NotAloneReason::Away => self.lead(ticket),
-            NotAloneReason::Later => self.rest(ticket, false),
+            NotAloneReason::Later | NotAloneReason::Stopped | NotAloneReason::Cut => {
+                self.rest(ticket, false)
+            }
             NotAloneReason::Unleased => self.await_lease(ticket),
             NotAloneReason::Sum(dir) => self.gather(dir, ticket),
             NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),

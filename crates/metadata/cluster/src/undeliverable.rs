@@ -31,7 +31,7 @@ impl ClusterNode {
         }
         match message {
             Message::Lent { txn, .. } => {
-                self.decide(to, txn, false);
+                self.decide(to, txn, false, 0);
                 self.send(to, Message::Voted(txn, Vote::Failed(too_large(why))));
             }
             Message::Borrow { txn, .. } | Message::Prepare { txn, .. } => {

@@ -6,6 +6,7 @@
 //! | `wire/changes.rs` | changes of the placement map |
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
+//! | `wire/snapshots.rs` | snapshots |
 //! | `wire/sums.rs` | sums of shares |
 //! | `wire/tokens.rs` | tokens |
 //! | `wire/tests.rs` | round trips, and hostile bytes |
@@ -32,6 +33,7 @@ mod addresses;
 mod changes;
 mod leases;
 mod polls;
+mod snapshots;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,13 @@ const LEASE: u8 = 19;
 const TOKENS: u8 = 22;
 const ADDRESSES: u8 = 23;
 const SUM: u8 = 24;
+const SNAPSHOT: u8 = 25;
+
+// How a transaction ended.
+const WITHOUT_CHANGES: u8 = 0;
+const WITH_CHANGES: u8 = 1;
+/// The leader's newest snapshot follows.
+const WITH_CHANGES_AFTER: u8 = 2;
 
 impl Envelope {
     /// Appends its bytes.
@@ -169,9 +178,13 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
                 }
             }
         }
-        Message::Decide(txn, commit) => {
+        Message::Decide(txn, commit, cut) => {
             put_txn(out, DECIDE, *txn);
-            out.push(u8::from(*commit));
+            match (commit, cut) {
+                (false, _) => out.push(WITHOUT_CHANGES),
+                (true, 0) => out.push(WITH_CHANGES),
+                (true, cut) => put_numbered(out, WITH_CHANGES_AFTER, *cut),
+            }
         }
         Message::Decided(txn) => put_txn(out, DECIDED, *txn),
         Message::Ask(txn) => put_txn(out, ASK, *txn),
@@ -196,6 +209,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Sum(message) => {
             out.push(SUM);
             sums::put(out, message);
+        }
+        Message::Snapshot(message) => {
+            out.push(SNAPSHOT);
+            snapshots::put(out, message);
         }
         Message::Tokens(message) => {
             out.push(TOKENS);
@@ -237,7 +254,18 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
             Message::Prepare { txn, locked, mutations }
         }
         VOTED => Message::Voted(txn(r)?, vote(r)?),
-        DECIDE => Message::Decide(txn(r)?, boolean(r)?),
+        DECIDE => {
+            let txn = txn(r)?;
+            match r.u8()? {
+                WITHOUT_CHANGES => Message::Decide(txn, false, 0),
+                WITH_CHANGES => Message::Decide(txn, true, 0),
+                WITH_CHANGES_AFTER => match r.varint()? {
+                    0 => return Err(DecodeError("a snapshot without a number")),
+                    cut => Message::Decide(txn, true, cut),
+                },
+                _ => return Err(DecodeError("an unknown end of a transaction")),
+            }
+        }
         DECIDED => Message::Decided(txn(r)?),
         ASK => Message::Ask(txn(r)?),
         ALIVE => Message::Alive(txn(r)?),
@@ -248,6 +276,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         CHANGE => Message::Change(changes::take(r)?),
         LEASE => Message::Lease(leases::take(r)?),
         SUM => Message::Sum(sums::take(r)?),
+        SNAPSHOT => Message::Snapshot(snapshots::take(r)?),
         TOKENS => Message::Tokens(tokens::take(r)?),
         ADDRESSES => Message::Addresses(addresses::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),

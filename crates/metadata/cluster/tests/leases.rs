@@ -252,7 +252,7 @@ fn a_lease_that_lapses_under_a_transaction() {
     cluster.members.get_mut(&1).unwrap().receive(lent.1, cluster.now);
     cluster.collect();
     let given_up = |(to, envelope): &(NodeId, Envelope)| {
-        *to == 2 && matches!(envelope.message, Message::Decide(_, false))
+        *to == 2 && matches!(envelope.message, Message::Decide(_, false, _))
     };
     assert!(cluster.under_way.iter().any(given_up));
     assert!(renamed.lock().is_none() && !leased(&cluster, 1));

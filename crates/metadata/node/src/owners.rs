@@ -30,9 +30,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
-use kestrel_types::key::{Table, number_of};
+use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_id};
 use kestrel_types::request::Op;
+use kestrel_types::snapshot::{decode_history_key, is_history_share};
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 
@@ -373,6 +374,8 @@ pub fn has_shares_of(placement: &PlacementMap, node: NodeId) -> NodeId {
 pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix: &[u8]) -> NodeId {
     match table {
         Table::Entry => placement.owner_of(id, suffix).id,
+        // It stays where the rows of table `history` are that it counts.
+        Table::ObjStat if is_history_share(suffix) => share_holder_of(suffix),
         Table::DirStat | Table::ObjStat if suffix.len() == 2 => {
             has_shares_of(placement, share_holder_of(suffix))
         }
@@ -382,7 +385,11 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             placement.home_of(id).id
         }
         Table::System if suffix == DIR_RENAMES => placement.coordinator,
-        Table::System | Table::Txn | Table::Reap | Table::History => me,
+        Table::History => match decode_history_key(KeyRef::new(table, id, suffix)) {
+            Some((of, _)) => owner(placement, me, of.table, of.id, of.suffix),
+            None => me,
+        },
+        Table::System | Table::Txn | Table::Reap => me,
     }
 }
 

@@ -397,6 +397,8 @@ fn verdict_of(stop: Stop) -> Option<StepOutcome> {
         Stop::Unleased => Some(StepOutcome::Elsewhere(NotAloneReason::Unleased)),
         Stop::Sum(dir) => Some(StepOutcome::Elsewhere(NotAloneReason::Sum(dir))),
         Stop::Leased(dir) => Some(StepOutcome::Elsewhere(NotAloneReason::Leased(dir))),
+        Stop::Stopped => Some(StepOutcome::Elsewhere(NotAloneReason::Stopped)),
+        Stop::Cut => Some(StepOutcome::Elsewhere(NotAloneReason::Cut)),
         Stop::Fail(error) => Some(StepOutcome::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(StepOutcome::Reply(Err(*outcome))),
     }

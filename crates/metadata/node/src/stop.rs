@@ -53,6 +53,11 @@ pub enum Stop {
     /// It changes a share of this directory that other nodes were told of: run it when they do not
     /// rely on that any more.
     Leased(InodeId),
+    /// It changes something, and nothing changes at present because a snapshot is being made: run it
+    /// when it is.
+    Stopped,
+    /// It makes a snapshot of several nodes, and nothing is in the way of that.
+    Cut,
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
@@ -75,6 +80,8 @@ impl Stop {
             | Stop::Dentry(_)
             | Stop::Sum(_)
             | Stop::Leased(_)
+            | Stop::Stopped
+            | Stop::Cut
             | Stop::Unleased => Outcome::Failed(FsError::new(
                 libc::EIO,
                 "metadata: a check stopped without a reason",

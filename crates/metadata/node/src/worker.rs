@@ -73,6 +73,10 @@ pub enum NotAloneReason {
     Sum(InodeId),
     /// It changes a share of this directory, which other nodes were told of under leases.
     Leased(InodeId),
+    /// It changes something, and nothing changes at present because a snapshot is being made.
+    Stopped,
+    /// It makes a snapshot, and nothing is in the way of that.
+    Cut,
 }
 
 /// Where a blocked caller waits.

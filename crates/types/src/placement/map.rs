@@ -167,6 +167,16 @@ impl PlacementMap {
         self.map.members().iter().filter(|member| !self.is_idle(member.id))
     }
 
+    /// The member that leads all that is done with snapshots: the coordinator if it serves, or else
+    /// the first member that does and stays, or does.
+    pub fn snapshot_leader(&self) -> Option<&Member> {
+        if !self.is_idle(self.coordinator) {
+            return self.map.member(self.coordinator);
+        }
+        let stays = self.serving().find(|member| !self.is_leaving(member.id));
+        stays.or_else(|| self.serving().next())
+    }
+
     /// A member that may get what another one leaves behind: this one if it serves and stays.
     pub fn heir_for(&self, node: NodeId, rather: NodeId) -> Option<NodeId> {
         let may = |heir: NodeId| heir != node && !self.is_idle(heir) && !self.is_leaving(heir);
@@ -298,8 +308,17 @@ impl PlacementMap {
     /// sent again comes to the node that knows whether it was executed. It owns the (first) entry
     /// in question, unless its placement depends on a directory that the request does not name.
     /// `None`: what the client has open concerns the node where it opened it, and figures of the
-    /// volume any node tells.
+    /// volume any node tells. What rows were at a snapshot the node knows that has the rows.
     pub fn leader(&self, op: &Op) -> Option<&Member> {
+        match op {
+            Op::At(_, op) => return self.leader(op),
+            Op::SnapshotCreate { .. }
+            | Op::SnapshotRename { .. }
+            | Op::SnapshotRemove { .. }
+            | Op::SnapshotHold { .. }
+            | Op::SnapshotList { .. } => return self.snapshot_leader(),
+            _ => {}
+        }
         match op.subject() {
             Subject::Path(place) => Some(self.owner_of(place.base, place.name.as_bytes())),
             Subject::Inode(inode) => Some(match &inode.seen {

@@ -139,7 +139,8 @@ fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
 }
 
 fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
-    let SnapshotInfo { id, dir, name, created, removing, holds } = snapshot;
+    // A client hears of no snapshot that is being made.
+    let SnapshotInfo { id, dir, name, created, removing, cutting: _, holds } = snapshot;
     w.varint(*id);
     w.varint(*dir);
     w.name(name);
@@ -237,6 +238,7 @@ fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {
         name: basic::name(r)?,
         created: r.i64()?,
         removing: basic::boolean(r)?,
+        cutting: false,
         holds: list(r, HOLDS_MAX, 2, basic::name)?,
     })
 }

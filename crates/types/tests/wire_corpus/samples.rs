@@ -426,6 +426,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 name: name("monday"),
                 created: 1_700_000_000_000_000_000,
                 removing: false,
+                cutting: false,
                 holds: vec![name("backup")],
             }]),
         ),

@@ -82,7 +82,7 @@ impl ClusterNode {
         }
         let led = self.locked_rows.keys().filter(|txn| has_left(txn.node));
         for txn in led.copied().collect::<Vec<_>>() {
-            self.decide(txn.node, txn, false);
+            self.decide(txn.node, txn, false, 0);
         }
         let mut known = Vec::new();
         for (txn, decision) in &mut self.decisions {

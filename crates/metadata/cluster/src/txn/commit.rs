@@ -258,7 +258,7 @@ impl ClusterNode {
             lead.phase = TxnPhase::Decided(participants, ended);
         }
         // A request that sees its changes here waits for the log as well.
-        self.decide(self.me, txn, false);
+        self.decide(self.me, txn, false, 0);
         self.when_durable(position.max(wait), Deferred::Finish(txn));
     }
 
@@ -282,8 +282,9 @@ impl ClusterNode {
             return;
         };
         self.leads.remove(&txn);
+        let cut = self.newest_cut();
         for node in &participants {
-            self.send(*node, Message::Decide(txn, true));
+            self.send(*node, Message::Decide(txn, true, cut));
         }
         if !participants.is_empty() {
             self.decisions.insert(txn, Decision::to(participants, self.now));
@@ -307,23 +308,26 @@ impl ClusterNode {
     /// A participant asks what became of a transaction.
     pub(crate) fn asked(&mut self, from: NodeId, txn: TxnId) {
         let answer = if self.decisions.contains_key(&txn) {
-            Message::Decide(txn, true)
+            Message::Decide(txn, true, self.newest_cut())
         } else if self.leads.contains_key(&txn) {
             Message::Alive(txn)
         } else {
-            Message::Decide(txn, false)
+            Message::Decide(txn, false, 0)
         };
         self.send(from, answer);
     }
 
     pub(crate) fn tick_decisions(&mut self) {
-        let now = self.now;
+        let (now, cut) = (self.now, self.newest_cut());
         let mut again = Vec::new();
         for (txn, decision) in &mut self.decisions {
             if decision.sent + RESEND <= now {
                 decision.sent = now;
                 again.extend(
-                    decision.participants.iter().map(|node| (*node, Message::Decide(*txn, true))),
+                    decision
+                        .participants
+                        .iter()
+                        .map(|node| (*node, Message::Decide(*txn, true, cut))),
                 );
             }
         }

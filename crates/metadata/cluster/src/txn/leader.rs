@@ -195,7 +195,7 @@ impl ClusterNode {
         self.forget_fetches(ticket);
         for node in participants {
             // If this is lost he asks.
-            self.send(node, Message::Decide(txn, false));
+            self.send(node, Message::Decide(txn, false, 0));
         }
     }
 

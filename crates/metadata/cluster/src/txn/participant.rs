@@ -14,6 +14,7 @@ use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
+use kestrel_types::snapshot::SnapshotId;
 
 use crate::message::{LockedRowsId, Message, SpanRow, Vote};
 use crate::txn::commit::Decision;
@@ -230,9 +231,11 @@ impl ClusterNode {
         }
     }
 
-    /// The leader says how it ended.
-    pub(crate) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
-        if from != txn.node {
+    /// The leader says how it ended. `cut`: the newest snapshot that it keeps rows for. What was
+    /// decided after the leader's cut is no part of that snapshot: it is not applied before the cut
+    /// of this member, and the leader says it again.
+    pub(crate) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool, cut: SnapshotId) {
+        if from != txn.node || commit && !self.was_cut(cut) {
             return;
         }
         let done = Message::Decided(txn);
@@ -297,7 +300,7 @@ impl ClusterNode {
             if self.table.placement.heir_of(txn.node).is_some() {
                 // A member that has left has left no other in doubt: this could not be put on
                 // record before.
-                self.decide(txn.node, txn, false);
+                self.decide(txn.node, txn, false, 0);
             } else {
                 self.send(txn.node, Message::Ask(txn));
             }

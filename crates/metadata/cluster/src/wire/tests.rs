@@ -11,6 +11,7 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::DirEntry;
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 use proptest::collection::vec;
@@ -23,6 +24,7 @@ use crate::message::TokensMessage;
 use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
 use crate::message::leases::{HoldId, LeaseMessage};
 use crate::message::polls::{PollAnswer, PollQuestion, Weight};
+use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 use crate::message::sums::{Also, Names, SumMessage};
 
 /// Small and large ones alike, so that every length of a varint occurs.
@@ -185,7 +187,12 @@ fn any_message() -> BoxedStrategy<Message> {
         vec((any_txn(), ids()), 0..4).prop_map(Message::Invalidate),
         vec(any_txn(), 0..4).prop_map(Message::Invalidated),
         (any_txn(), vote).prop_map(|(txn, vote)| Message::Voted(txn, vote)),
-        (any_txn(), any::<bool>()).prop_map(|(txn, commit)| Message::Decide(txn, commit)),
+        (any_txn(), any::<bool>(), number()).prop_map(|(txn, commit, cut)| Message::Decide(
+            txn,
+            commit,
+            if commit { cut } else { 0 }
+        )),
+        any_snapshot_message().prop_map(Message::Snapshot),
         any_txn().prop_map(Message::Decided),
         any_txn().prop_map(Message::Ask),
         any_txn().prop_map(Message::Alive),
@@ -200,6 +207,35 @@ fn any_message() -> BoxedStrategy<Message> {
         any_tokens().prop_map(Message::Tokens),
         vec(any_address(), 0..3).prop_map(Message::Addresses),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
+    ]
+    .boxed()
+}
+
+fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
+    let order = || (number(), number()).prop_map(|(table, number)| SnapshotOrder { table, number });
+    let info = || {
+        (number(), number(), any_name(), any::<(i64, bool, bool)>(), vec(any_name(), 0..3))
+            .prop_map(|(id, dir, name, (created, removing, cutting), holds)| SnapshotInfo {
+                id,
+                dir,
+                name,
+                created,
+                removing,
+                cutting,
+                holds,
+            })
+    };
+    prop_oneof![
+        order().prop_map(SnapshotMessage::Stop),
+        (order(), number()).prop_map(|(order, stamp)| SnapshotMessage::Stopped { order, stamp }),
+        (order(), info()).prop_map(|(order, info)| SnapshotMessage::Make { order, info }),
+        order().prop_map(SnapshotMessage::Made),
+        (order(), any_error()).prop_map(|(order, why)| SnapshotMessage::Declined { order, why }),
+        order().prop_map(SnapshotMessage::Resume),
+        (order(), vec(info(), 0..3), ids()).prop_map(|(order, records, dropped)| {
+            SnapshotMessage::Keep { order, records, dropped }
+        }),
+        (order(), ids()).prop_map(|(order, cleared)| SnapshotMessage::Kept { order, cleared }),
     ]
     .boxed()
 }
@@ -392,7 +428,7 @@ proptest! {
 #[test]
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
-    let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
+    let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
     assert_eq!(encoded(&envelope), [7, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };

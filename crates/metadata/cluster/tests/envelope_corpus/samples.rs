@@ -8,8 +8,8 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SumMessage, TokensMessage, Vote,
-    Weight,
+    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SnapshotMessage, SnapshotOrder,
+    SumMessage, TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
@@ -24,6 +24,7 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::DirEntry;
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
@@ -32,7 +33,19 @@ const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
 const LOCKED: LockedRowsId = LockedRowsId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), addresses()].concat()
+    [
+        rows(),
+        dirs(),
+        ends(),
+        polls(),
+        changes(),
+        leases(),
+        sums(),
+        snapshots(),
+        tokens(),
+        addresses(),
+    ]
+    .concat()
 }
 
 fn addresses() -> Vec<(&'static str, Message)> {
@@ -211,8 +224,9 @@ fn ends() -> Vec<(&'static str, Message)> {
         ("voted-yes", Message::Voted(TXN, Vote::Yes)),
         ("voted-no", Message::Voted(TXN, Vote::No)),
         ("voted-failed", Message::Voted(TXN, Vote::Failed(FsError::because(28, "no room")))),
-        ("decide", Message::Decide(TXN, true)),
-        ("decide-not", Message::Decide(TXN, false)),
+        ("decide", Message::Decide(TXN, true, 0)),
+        ("decide-after", Message::Decide(TXN, true, 1 << 60)),
+        ("decide-not", Message::Decide(TXN, false, 0)),
         ("decided", Message::Decided(TXN)),
         ("ask", Message::Ask(TXN)),
         ("alive", Message::Alive(TXN)),
@@ -300,6 +314,38 @@ fn changes() -> Vec<(&'static str, Message)> {
     .into()
 }
 
+fn snapshots() -> Vec<(&'static str, Message)> {
+    let order = SnapshotOrder { table: 6, number: (7 << 32) + 300 };
+    let name = |text: &[u8]| Name::new(text).unwrap();
+    let info = SnapshotInfo {
+        id: 1 << 60,
+        dir: 5 << 24,
+        name: name(b"monday"),
+        created: 1_700_000_000_000_000_000,
+        removing: false,
+        cutting: true,
+        holds: vec![],
+    };
+    let held = SnapshotInfo { cutting: false, holds: vec![name(b"tag")], ..info.clone() };
+    let removed = SnapshotInfo { removing: true, id: 1 << 59, ..held.clone() };
+    let why = FsError::because(11, "the placement map is being changed");
+    [
+        ("snapshot-stop", SnapshotMessage::Stop(order)),
+        ("snapshot-stopped", SnapshotMessage::Stopped { order, stamp: 1 << 60 }),
+        ("snapshot-make", SnapshotMessage::Make { order, info }),
+        ("snapshot-made", SnapshotMessage::Made(order)),
+        ("snapshot-declined", SnapshotMessage::Declined { order, why }),
+        ("snapshot-resume", SnapshotMessage::Resume(order)),
+        (
+            "snapshot-keep",
+            SnapshotMessage::Keep { order, records: vec![removed, held], dropped: vec![1 << 58] },
+        ),
+        ("snapshot-kept", SnapshotMessage::Kept { order, cleared: vec![1 << 59] }),
+    ]
+    .map(|(name, message)| (name, Message::Snapshot(message)))
+    .into()
+}
+
 /// Bytes that are no envelope.
 pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
     let head = [4, 2, 0, 0, 0, 0, 0, 0, 0, 5];
@@ -314,5 +360,6 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
         ("bad-change", after(&[18, 99, 1, 1])),
         ("bad-tail", after(&[13, 2, 3, 4, 0])),
         ("bad-vote", after(&[11, 2, 3, 4, 9])),
+        ("bad-snapshot", after(&[25, 99, 1, 1])),
     ]
 }

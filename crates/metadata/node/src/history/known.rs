@@ -98,11 +98,17 @@ impl KnownSnapshots {
         Some(list[index].clone()).filter(|known| !known.info.removing)
     }
 
-    /// One of this directory that is not being removed.
+    /// Whether there is a record of it, whatever that says.
+    pub fn has_record(&self, id: SnapshotId) -> bool {
+        self.list.read().binary_search_by_key(&id, |known| known.info.id).is_ok()
+    }
+
+    /// One of this directory that has been made and is not being removed.
     pub fn find(&self, dir: InodeId, name: &Name) -> Option<Arc<Known>> {
         let list = self.list.read();
         let is_it = |known: &&Arc<Known>| {
-            (known.info.dir, &known.info.name) == (dir, name) && !known.info.removing
+            let info = &known.info;
+            (info.dir, &info.name) == (dir, name) && !info.removing && !info.cutting
         };
         list.iter().find(is_it).cloned()
     }

@@ -48,6 +48,7 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
         name: name.clone(),
         created: view.now,
         removing: false,
+        cutting: false,
         holds: Vec::new(),
     };
     let shares = system_key("shares");

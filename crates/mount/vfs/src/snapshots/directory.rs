@@ -385,7 +385,7 @@ mod tests {
 
     fn info(dir: InodeId, name: &[u8], removing: bool) -> SnapshotInfo {
         let name = Name::new(name).unwrap();
-        SnapshotInfo { id: 9, dir, name, created: 0, removing, holds: Vec::new() }
+        SnapshotInfo { id: 9, dir, name, created: 0, removing, cutting: false, holds: Vec::new() }
     }
 
     /// Snapshots are found by the names that a listing shows, and not while they are removed.

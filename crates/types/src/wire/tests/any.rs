@@ -271,6 +271,7 @@ fn snapshot() -> BoxedStrategy<SnapshotInfo> {
             name,
             created,
             removing,
+            cutting: false,
             holds,
         })
         .boxed()
