@@ -58,6 +58,7 @@ pub use crate::worker::ReplySink;
 pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
 pub use reply_thread::Replies;
+pub use snapshots::needs_all_nodes;
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

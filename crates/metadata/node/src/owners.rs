@@ -37,7 +37,7 @@ use kestrel_types::snapshot::{decode_history_key, is_history_share};
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 
-use crate::lease::{Lease, LeaseView};
+use crate::lease::{FOREVER, Lease, LeaseView};
 use crate::locks::LockTable;
 use crate::sums::{KnownSums, LeasedShares};
 
@@ -101,6 +101,15 @@ impl Owners {
             outside: AtomicBool::new(false),
             shared: false,
         }
+    }
+
+    /// What the node over the rows of a snapshot has of the cluster: the same owners, and nothing
+    /// that needs a lease or a lock, since those rows do not change. Rows that are on their way to
+    /// another node stay readable until it owns them.
+    pub fn of_snapshot(table: &MapView) -> Self {
+        let owners = Self::with(table.of_snapshot());
+        owners.lease.set(FOREVER);
+        owners
     }
 
     /// What other nodes' shares of a directory come to, if that is known and counts now. The caller
@@ -219,6 +228,12 @@ impl MapView {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
         Ok(Self { me, placement, leaving: None, strangers: false, only_here: 0 })
+    }
+
+    /// The table by which the rows of a snapshot are read. Rows of others may always be among this
+    /// node's: while they come, nothing else says so.
+    pub fn of_snapshot(&self) -> Self {
+        Self { leaving: None, strangers: true, ..self.clone() }
     }
 
     /// All nodes, this one included unless it has left, ascending.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation, Row, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::placement::{NodeId, WORKERS_MAX};
 use kestrel_types::snapshot::{
     SnapshotId, decode_history, decode_history_key, history_key, history_prefix, is_versioned,
     was_there,
@@ -15,6 +16,7 @@ use kestrel_types::stat::DirStat;
 
 use super::known::KnownSnapshots;
 use super::{damaged, first_from};
+use crate::owners::share_holder_of;
 
 /// Why a snapshot is read no more.
 pub const GONE: &str = "the snapshot has been removed";
@@ -35,8 +37,9 @@ type Found = (Box<[u8]>, Box<[u8]>);
 /// History of rows, and the suffix up to which it is complete, if there is more.
 type HistoryPage = (Vec<Found>, Option<Box<[u8]>>);
 
-/// See the module's header. Directories have one share, number 0, with the sum of all there were:
-/// how many there may be differs from node to node and changes.
+/// See the module's header. Of a directory's shares each node has one here, that of its worker 0,
+/// with the sum of all that bear the node's number: how many those may be differs from node to node
+/// and changes. A node alone has number 0.
 pub struct SnapshotEngine {
     below: Arc<dyn Engine>,
     snapshots: Arc<KnownSnapshots>,
@@ -112,10 +115,11 @@ impl SnapshotEngine {
         rows.map(|((key, history), present)| self.then(key.table, history, present)).collect()
     }
 
-    /// The one share of a directory, if it had any.
-    fn share(&self, dir: u64) -> Result<Option<Box<[u8]>>, EngineError> {
+    /// The one share of a directory that a node has, if it had any.
+    fn share(&self, dir: u64, holder: NodeId) -> Result<Option<Box<[u8]>>, EngineError> {
         let (mut sum, mut damage) = (None, None);
-        self.scan_then(Table::DirStat, dir, None, &mut |_, row, _| match DirStat::decode(row) {
+        let mut visit = |share: &[u8], row: &[u8], _| match DirStat::decode(row) {
+            _ if share_holder_of(share) != holder => ControlFlow::Continue(()),
             Ok(stat) => {
                 sum.get_or_insert(DirStat::default()).merge(&stat);
                 ControlFlow::Continue(())
@@ -124,7 +128,8 @@ impl SnapshotEngine {
                 damage = Some(damaged("dirstat", &why));
                 ControlFlow::Break(())
             }
-        })?;
+        };
+        self.scan_then(Table::DirStat, dir, None, &mut visit)?;
         damage.map_or(Ok(sum.map(|sum| sum.encode())), Err)
     }
 
@@ -273,6 +278,12 @@ impl SnapshotEngine {
     }
 }
 
+/// Whether a share is that of a node's worker 0.
+fn is_first_share(suffix: &[u8]) -> bool {
+    <[u8; 2]>::try_from(suffix)
+        .is_ok_and(|share| usize::from(u16::from_be_bytes(share)).is_multiple_of(WORKERS_MAX))
+}
+
 impl Layer for SnapshotEngine {
     fn below(&self) -> &dyn Engine {
         &*self.below
@@ -289,7 +300,9 @@ impl Layer for SnapshotEngine {
         for (index, key) in keys.iter().enumerate() {
             let value = match key.table {
                 _ if is_plain(key) => read.next().flatten(),
-                Table::DirStat if key.suffix == [0, 0] => self.share(key.id)?,
+                Table::DirStat if is_first_share(key.suffix) => {
+                    self.share(key.id, share_holder_of(key.suffix))?
+                }
                 _ => None,
             };
             visit(index, Row { value: value.as_deref(), changed_at: 0 });

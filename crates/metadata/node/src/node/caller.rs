@@ -60,7 +60,13 @@ impl Node {
             return hand_back(request, sink, NotAloneReason::Locked);
         }
         let mut wait = 0;
-        let reply = self.answer(&request, &mut wait);
+        let reply = match &request.op {
+            Op::At(snapshot, op) => match self.at_snapshot(&request.creds, *snapshot, op) {
+                Some(reply) => reply,
+                None => return hand_back(request, sink, NotAloneReason::Away),
+            },
+            _ => self.answer(&request, &mut wait),
+        };
         if let (
             Some(table),
             Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::TreeUsage(_),
@@ -155,7 +161,6 @@ impl Node {
                 Err(FsError::new(libc::EPERM, "only the superuser looks for files by number")
                     .into())
             }
-            Op::At(snapshot, op) => self.at_snapshot(&request.creds, *snapshot, op),
             Op::SnapshotList { dir, ancestors } => {
                 self.list_snapshots(&request.creds, (*dir, *ancestors), wait)
             }

@@ -15,7 +15,7 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::reply_thread::{Replies, ReplyThread};
 use super::{Durability, Node};
@@ -23,14 +23,14 @@ use crate::history::at::{GONE, SnapshotEngine};
 use crate::history::known::Known;
 use crate::history::removal::Pass;
 use crate::ids::{Allocator, Timestamps, system_key, with_history};
-use crate::ops::snapshot::check_alone;
+use crate::owners::Owners;
 use crate::replica::Replica;
 use crate::session::{
     MovedTable, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
 };
-use crate::stop::engine_error;
+use crate::stop::{Want, engine_error};
 use crate::view::{Core, decode_dir_id};
-use crate::worker::Worker;
+use crate::worker::{HandedBack, NotAloneReason, ReplySink, Worker};
 
 /// Most nodes that read snapshots are kept.
 const NODES_MAX: usize = 8;
@@ -86,6 +86,57 @@ impl SnapshotNodes {
     }
 }
 
+/// Takes the reply to one request, or that it was handed back.
+#[derive(Default)]
+struct Waiter {
+    heard: Mutex<Option<Option<Reply>>>,
+    changed: Condvar,
+}
+
+impl Waiter {
+    fn hear(&self, reply: Option<Reply>) {
+        *self.heard.lock() = Some(reply);
+        self.changed.notify_one();
+    }
+
+    /// Waits for the reply. Only a thread that runs a batch of the same node, or has just run one,
+    /// may be in the way.
+    fn wait(&self) -> Option<Reply> {
+        let mut heard = self.heard.lock();
+        loop {
+            if let Some(reply) = heard.take() {
+                return reply;
+            }
+            self.changed.wait(&mut heard);
+        }
+    }
+}
+
+impl ReplySink for Waiter {
+    fn complete(&self, _: usize, reply: Reply) {
+        self.hear(Some(reply));
+    }
+
+    fn hand_back(&self, _: usize, _: HandedBack) {
+        self.hear(None);
+    }
+}
+
+/// Whether a node would serve an operation from its own rows only, without noticing that there are
+/// others.
+pub fn needs_all_nodes(op: &Op) -> bool {
+    match op {
+        Op::ReadDir { .. }
+        | Op::ReadDirPlus { .. }
+        | Op::Usage
+        | Op::TreeUsage(_)
+        | Op::Locate { .. } => true,
+        Op::At(_, op) => needs_all_nodes(op),
+        Op::SnapshotList { dir, .. } => dir.is_some(),
+        _ => false,
+    }
+}
+
 /// Whether an operation only reads.
 fn reads(op: &Op) -> bool {
     match op {
@@ -98,21 +149,72 @@ fn reads(op: &Op) -> bool {
 
 impl Node {
     /// Executes an operation on the volume as it was at a snapshot. The volume's figures are those
-    /// of now: they are about its space.
-    pub(super) fn at_snapshot(&self, creds: &Creds, snapshot: SnapshotId, op: &Op) -> Reply {
-        check_alone(&self.core)?;
-        if !reads(op) {
-            return Err(READ_ONLY.into());
-        }
-        if !self.core.snapshots.get(snapshot).is_some_and(|known| self.is_shown(&known)) {
-            return Err(NO_SUCH_SNAPSHOT.into());
-        }
+    /// of now: they are about its space. `None` if it needs rows of other nodes, or the table has
+    /// changed meanwhile.
+    pub fn at_snapshot(&self, creds: &Creds, snapshot: SnapshotId, op: &Op) -> Option<Reply> {
+        let node = match self.check_read_at(snapshot, op).and_then(|()| self.node_at(snapshot)) {
+            Ok(node) => node,
+            Err(why) => return Some(Err(why.into())),
+        };
         let request = Request { creds: creds.clone(), op: op.clone() };
-        if matches!(op, Op::Usage) {
-            return self.answer(&request, &mut 0);
+        let Some(cluster) = &self.core.cluster else {
+            return Some(match op {
+                Op::Usage => self.answer(&request, &mut 0),
+                _ => node.call(request),
+            });
+        };
+        let table = cluster.table();
+        if needs_all_nodes(op) && !table.is_alone() {
+            return None;
+        }
+        let reply = match op {
+            Op::Usage => Some(self.answer(&request, &mut 0)),
+            _ => {
+                let waiter = Arc::new(Waiter::default());
+                let sink: Arc<dyn ReplySink> = waiter.clone();
+                node.submit_numbered(std::iter::once((0, request, None)), &sink);
+                waiter.wait()
+            }
+        };
+        // What was read may be another node's by now, and gone from here.
+        reply.filter(|_| Arc::ptr_eq(&table, &cluster.table()))
+    }
+
+    /// Fails unless an operation only reads, at a snapshot that there is.
+    ///
+    /// # Errors
+    /// `EROFS`, `ESTALE`.
+    pub fn check_read_at(&self, snapshot: SnapshotId, op: &Op) -> FsResult<()> {
+        if !reads(op) {
+            return Err(READ_ONLY);
+        }
+        match self.core.snapshots.get(snapshot).is_some_and(|known| self.is_shown(&known)) {
+            true => Ok(()),
+            false => Err(NO_SUCH_SNAPSHOT),
+        }
+    }
+
+    /// The node that reads a snapshot of this one's rows. Of several nodes it has the present
+    /// table, for as long as nobody calls this with a newer one.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such snapshot; `EAGAIN` if no thread starts.
+    pub fn node_at(&self, snapshot: SnapshotId) -> FsResult<Arc<Self>> {
+        if self.core.snapshots.get(snapshot).is_none() {
+            return Err(NO_SUCH_SNAPSHOT);
         }
         let node = self.snapshot_nodes.get(snapshot, || self.open_at(snapshot))?;
-        node.call(request)
+        if let (Some(cluster), Some(own)) = (&self.core.cluster, &node.core.cluster)
+            && own.version() != cluster.version()
+        {
+            let _all = node.hold_all();
+            let table = cluster.table();
+            // Another thread may have given it a newer one.
+            if own.version() < table.placement.version {
+                own.set_table(Arc::new(table.of_snapshot()));
+            }
+        }
+        Ok(node)
     }
 
     /// Whether a snapshot may be seen: once it is durable, before which nobody was told of it.
@@ -145,7 +247,11 @@ impl Node {
             grace: self.core.grace,
             snapshots,
             is_snapshot: true,
-            cluster: None,
+            cluster: self
+                .core
+                .cluster
+                .as_ref()
+                .map(|cluster| Box::new(Owners::of_snapshot(&cluster.table()))),
         };
         let reply_thread = ReplyThread::start(Replies::Inline).map_err(|why| {
             FsError::because(libc::EAGAIN, format!("metadata: no thread for replies: {why}"))
@@ -181,7 +287,6 @@ impl Node {
         (dir, ancestors): (Option<InodeId>, bool),
         wait: &mut Position,
     ) -> Reply {
-        check_alone(&self.core)?;
         let list = self.core.snapshots.list();
         let shown = list.iter().filter(|known| self.is_shown(known));
         let Some(dir) = dir else {
@@ -203,6 +308,51 @@ impl Node {
         Ok(Answer::Snapshots(found))
     }
 
+    /// Snapshots of these directories that stay, the oldest first.
+    pub fn snapshots_of(&self, dirs: &[InodeId]) -> Vec<SnapshotInfo> {
+        let list = self.core.snapshots.list();
+        let stays = |info: &SnapshotInfo| !info.removing && !info.cutting;
+        let shown = list.iter().filter(|known| self.is_shown(known) && stays(&known.info));
+        let of = shown.filter(|known| dirs.contains(&known.info.dir));
+        of.map(|known| known.info.clone()).collect()
+    }
+
+    /// The directory above one at each of these snapshots, as far as this node's rows say; 0 if it
+    /// was not there then, or the snapshot is gone.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn parents_at(&self, dir: InodeId, snapshots: &[SnapshotId]) -> FsResult<Vec<InodeId>> {
+        let parent = |snapshot: &SnapshotId| match self.parent_at(dir, *snapshot) {
+            Err(why) if why.errno == libc::ESTALE => Ok(0),
+            other => other,
+        };
+        snapshots.iter().map(parent).collect()
+    }
+
+    /// The directories above one, the nearest first, and the one itself before them, as the replica
+    /// has them at one moment; with `above` not set only the one itself.
+    ///
+    /// # Errors
+    /// What the replica lacks, or that the node has no lease.
+    pub fn known_path(&self, dir: InodeId, above: bool) -> Result<Vec<InodeId>, NotAloneReason> {
+        let _quiet = self.hold_quietly();
+        if self.core.cluster.as_ref().is_some_and(|cluster| !cluster.holds_lease()) {
+            return Err(NotAloneReason::Unleased);
+        }
+        let (mut path, mut at) = (vec![dir], dir);
+        loop {
+            let Some((dentry, _)) = self.core.replica.get(at) else {
+                return Err(NotAloneReason::Dentry(Want::Id(at)));
+            };
+            if at == ROOT || !above || path.len() > DEPTH_MAX {
+                return Ok(path);
+            }
+            at = dentry.parent;
+            path.push(at);
+        }
+    }
+
     /// The directories above one, the nearest first.
     fn dirs_above(&self, dir: InodeId, wait: &mut Position) -> FsResult<Vec<InodeId>> {
         let (mut above, mut at) = (Vec::new(), dir);
@@ -215,25 +365,30 @@ impl Node {
 
     /// Whether a directory was below a snapshot's when that was made.
     fn was_below(&self, dir: InodeId, snapshot: &SnapshotInfo) -> FsResult<bool> {
-        let snapshots = self.core.snapshots.clone();
-        let engine = SnapshotEngine::new(self.engine.clone(), snapshots, snapshot.id);
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
-            let mut place = None;
-            let key = KeyRef::new(Table::DirId, at, b"");
-            engine
-                .get_many(&[key], &mut |_, row| {
-                    place = row.value.and_then(|row| decode_dir_id(row).ok()).map(|place| place.0);
-                })
-                .map_err(engine_error)?;
-            match place {
+            match self.parent_at(at, snapshot.id)? {
                 // It was not there then, or is above the one that was asked for.
-                None | Some(0) => return Ok(false),
-                Some(above) if above == snapshot.dir => return Ok(true),
-                Some(above) => at = above,
+                0 => return Ok(false),
+                above if above == snapshot.dir => return Ok(true),
+                above => at = above,
             }
         }
         Ok(false)
+    }
+
+    /// The directory above one at a snapshot; 0 if it was not there, and of the root.
+    fn parent_at(&self, dir: InodeId, snapshot: SnapshotId) -> FsResult<InodeId> {
+        let snapshots = self.core.snapshots.clone();
+        let engine = SnapshotEngine::new(self.engine.clone(), snapshots, snapshot);
+        let (key, mut parent) = (KeyRef::new(Table::DirId, dir, b""), 0);
+        engine
+            .get_many(&[key], &mut |_, row| {
+                let place = row.value.and_then(|row| decode_dir_id(row).ok());
+                parent = place.map_or(0, |(parent, _)| parent);
+            })
+            .map_err(engine_error)?;
+        Ok(parent)
     }
 
     /// Does a part of what follows the removal of snapshots, if there is anything to do; false if
