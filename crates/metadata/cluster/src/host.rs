@@ -35,7 +35,7 @@ use kestrel_engine::{Engine, LatencyHint};
 use kestrel_meta::ids::system_key;
 use kestrel_meta::lease::NEVER;
 use kestrel_meta::lease::Now;
-use kestrel_meta::node::{Node, Replies, ReplySink};
+use kestrel_meta::node::{Node, Replies, ReplySink, needs_all_nodes};
 use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
 use kestrel_meta::worker::HandedBack;
@@ -44,7 +44,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
+use kestrel_types::request::{Done, Outcome, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
@@ -270,7 +270,7 @@ impl NodeHost {
                 refused.push(number);
                 return None;
             }
-            if table.is_alone() || !needs_member(&request.op) {
+            if table.is_alone() || !needs_all_nodes(&request.op) {
                 return Some((number, request, origin));
             }
             let done = done_of(shared, sink.clone(), number);
@@ -600,18 +600,6 @@ impl Drop for PanicGuard {
             std::process::abort();
         }
     }
-}
-
-/// What the node would serve from its own rows only, without noticing that there are others.
-fn needs_member(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::ReadDir { .. }
-            | Op::ReadDirPlus { .. }
-            | Op::Usage
-            | Op::TreeUsage(_)
-            | Op::Locate { .. }
-    )
 }
 
 fn done_of(shared: &Arc<HostShared>, sink: Arc<impl ReplySink + 'static>, number: usize) -> Done {

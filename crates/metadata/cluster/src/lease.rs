@@ -112,6 +112,7 @@ use kestrel_types::placement::NodeId;
 use super::fence::Fence;
 use super::message::Message;
 use super::message::changes::ChangeMessage;
+use super::message::snapshot_reads::SnapshotReadMessage;
 use super::message::snapshots::SnapshotMessage;
 use super::message::sums::SumMessage;
 use super::peer_identity::PeerIdentity;
@@ -383,6 +384,9 @@ impl ClusterNode {
         let relied_on = match message {
             Message::Fetch { .. }
             | Message::Sum(SumMessage::Ask { .. })
+            | Message::SnapshotRead(
+                SnapshotReadMessage::Rows { .. } | SnapshotReadMessage::Parents { .. },
+            )
             | Message::Borrow { .. }
             | Message::Prepare { .. }
             | Message::Poll { .. } => true,
@@ -410,6 +414,7 @@ impl ClusterNode {
             | Message::Change(_)
             | Message::Lease(_)
             | Message::Sum(_)
+            | Message::SnapshotRead(_)
             | Message::Snapshot(_)
             | Message::Tokens(_)
             | Message::Addresses(_) => false,

@@ -102,6 +102,7 @@
 //! | [`addresses`], [`peer_identity`] | where the nodes are; how a node is told from a copy of it |
 //! | [`ownership`] | the owner of the rows in a store that several machines reach |
 //! | `gc`, `orphans` | objects that nothing refers to; files without a name |
+//! | `snapshot_reads` | reads at a snapshot, with the rows of all members |
 //! | `snapshots` | snapshots of all members at one instant, and their records |
 //! | `poll`, `load` | questions to all members; what they have, for the balancer |
 //! | `message`, `wire` | [`Envelope`] and [`Message`]; their bytes ([`Envelope::encode`]) |
@@ -122,6 +123,7 @@ pub mod ownership;
 pub mod peer_identity;
 mod poll;
 mod serve;
+mod snapshot_reads;
 mod snapshots;
 mod stop;
 pub mod sums;
@@ -174,6 +176,7 @@ pub use gc::{Forgot, GcListener};
 pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
 pub use message::polls::{PollAnswer, PollQuestion, Weight};
+pub use message::snapshot_reads::{ReadId, SnapshotReadMessage};
 pub use message::snapshots::{SnapshotMessage, SnapshotOrder};
 pub use message::sums::SumMessage;
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
@@ -706,6 +709,7 @@ impl ClusterNode {
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
             Message::Sum(message) => self.heard_of_sums(from, message),
+            Message::SnapshotRead(message) => self.heard_of_snapshot_read(from, message),
             Message::Snapshot(message) => self.heard_of_snapshots(from, message),
             Message::Tokens(_) | Message::Addresses(_) => {}
         }

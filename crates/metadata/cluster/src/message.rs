@@ -6,12 +6,14 @@
 //! | `message/changes.rs` | changes of the placement map |
 //! | `message/leases.rs` | leases |
 //! | `message/polls.rs` | questions to all members, and their answers |
+//! | `message/snapshot_reads.rs` | rows as they were at a snapshot |
 //! | `message/snapshots.rs` | snapshots |
 //! | `message/sums.rs` | sums of shares |
 
 pub(crate) mod changes;
 pub(crate) mod leases;
 pub(crate) mod polls;
+pub(crate) mod snapshot_reads;
 pub(crate) mod snapshots;
 pub(crate) mod sums;
 
@@ -31,6 +33,7 @@ use super::addresses::NodeAddress;
 use changes::ChangeMessage;
 use leases::LeaseMessage;
 use polls::{PollAnswer, PollQuestion};
+use snapshot_reads::SnapshotReadMessage;
 use snapshots::SnapshotMessage;
 use sums::SumMessage;
 
@@ -181,6 +184,8 @@ pub enum Message {
     Lease(LeaseMessage),
     /// What shares of directories come to.
     Sum(SumMessage),
+    /// Rows as they were at a snapshot.
+    SnapshotRead(SnapshotReadMessage),
     /// Snapshots.
     Snapshot(SnapshotMessage),
     /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 
+use kestrel_meta::history::at::GONE;
+use kestrel_meta::node::Node;
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -15,10 +17,14 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Usage};
+use kestrel_types::snapshot::SnapshotId;
 
 use super::message::Message;
 use super::message::polls::{PollAnswer, PollQuestion};
 use super::{ClusterNode, DEADLINE, Deferred, RESEND};
+
+/// Most directories in others that a member tells at a time.
+pub(super) const CHILDREN_MAX: usize = 4096;
 
 /// What happens when a poll has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,12 +116,19 @@ impl ClusterNode {
                     None => return,
                 }
             }
-            PollQuestion::Locate(files, after) => match self.locate(&files, after.as_ref()) {
-                Ok(located) => (located, 0),
-                // The asking member gives up at its deadline.
-                Err(why) => {
-                    return log::error!("files that another node looks for by number: {why}");
+            PollQuestion::Locate(files, after) => {
+                match self.locate(&self.node, &files, after.as_ref()) {
+                    Ok(located) => (located, 0),
+                    // The asking member gives up at its deadline.
+                    Err(why) => {
+                        return log::error!("files that another node looks for by number: {why}");
+                    }
                 }
+            }
+            PollQuestion::At(snapshot, question) => match self.polled_at(snapshot, *question) {
+                Ok(answer) => (answer, 0),
+                Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
+                Err(why) => return log::error!("what another node asks of a snapshot: {why}"),
             },
             // Its shares are on their way to another member, which is asked by the next table.
             PollQuestion::Forget(..) if self.is_frozen_to_leave() => return,
@@ -166,12 +179,29 @@ impl ClusterNode {
     }
 
     /// The files that are among the next names which this member owns.
-    fn locate(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<PollAnswer> {
+    fn locate(
+        &self,
+        node: &Node,
+        files: &[InodeId],
+        after: Option<&(InodeId, Name)>,
+    ) -> FsResult<PollAnswer> {
         let (table, me) = (&self.table, self.me);
         let own = |dir: InodeId, name: &[u8]| table.owner_of_entry(dir, name) == me;
-        match locate::run(&**self.node.engine(), (files, after), &own)? {
+        match locate::run(&**node.engine(), (files, after), &own)? {
             Answered::Located { found, next } => Ok(PollAnswer::Located(found, next)),
             _ => Ok(PollAnswer::Located(Vec::new(), None)),
+        }
+    }
+
+    /// What this member's rows were at a snapshot.
+    fn polled_at(&self, snapshot: SnapshotId, question: PollQuestion) -> FsResult<PollAnswer> {
+        let node = self.node.node_at(snapshot)?;
+        match question {
+            PollQuestion::Tree(dirs, after) => {
+                node.tree_part(&dirs, after, CHILDREN_MAX).map(PollAnswer::Tree)
+            }
+            PollQuestion::Locate(files, after) => self.locate(&node, &files, after.as_ref()),
+            _ => Err(FsError::new(libc::EINVAL, "nobody asks this of a snapshot")),
         }
     }
 
@@ -185,7 +215,11 @@ impl ClusterNode {
                 self.answer(ticket, reply);
             }
             Then::TellLocated(ticket) => {
-                let reply = answers.map(merge_located).ok_or_else(|| out_of_reach().into());
+                let reply = match answers {
+                    Some(answers) if is_gone(&answers) => Err(gone().into()),
+                    Some(answers) => Ok(merge_located(answers)),
+                    None => Err(out_of_reach().into()),
+                };
                 self.answer(ticket, reply);
             }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
@@ -236,6 +270,16 @@ pub(super) fn out_of_reach() -> FsError {
     let text =
         "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
     FsError::new(libc::ETIMEDOUT, text)
+}
+
+/// What becomes of a read at a snapshot that is removed meanwhile.
+pub(super) const fn gone() -> FsError {
+    FsError::new(libc::ESTALE, GONE)
+}
+
+/// Whether a member has said that there is no such snapshot.
+pub(super) fn is_gone(answers: &BTreeMap<NodeId, PollAnswer>) -> bool {
+    answers.values().any(|answer| *answer == PollAnswer::Gone)
 }
 
 /// What all members have found, and from where on none of them has read.

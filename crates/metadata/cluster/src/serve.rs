@@ -96,6 +96,15 @@ impl ClusterNode {
             work.stage = Stage::Polling;
             return self.walk_tree(ticket);
         }
+        if let (Op::At(snapshot, op), false) = (&work.request.op, alone) {
+            return match self.node.at_snapshot(&work.request.creds, *snapshot, op) {
+                Some(reply) => self.end_at(ticket, reply),
+                None => self.lead(ticket),
+            };
+        }
+        if matches!(work.request.op, Op::SnapshotList { dir: Some(_), .. }) && !alone {
+            return self.lead(ticket);
+        }
         work.stage = Stage::Alone;
         work.unlocks = self.unlocks;
         let (request, inbox) = (work.request.clone(), self.inbox.clone());
@@ -193,6 +202,8 @@ impl ClusterNode {
             Stage::Leading(lead) => {
                 work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now
             }
+            Stage::ReadingAt(read) => work.until <= now || read.is_due(now),
+            Stage::ListingSnapshots(listing) => work.until <= now || listing.is_due(now),
             Stage::Parked | Stage::Fetching | Stage::Unleased | Stage::Gathering => {
                 work.until <= now
             }
@@ -206,6 +217,8 @@ impl ClusterNode {
                 _ if work.until <= now && !decided => self.time_out(ticket),
                 Stage::Resting { leads: true, .. } if !self.table.is_alone() => self.lead(ticket),
                 Stage::Resting { .. } => self.run_alone(ticket),
+                Stage::ReadingAt(_) => self.ask_again_at(ticket),
+                Stage::ListingSnapshots(_) => self.list_again(ticket),
                 _ => self.send_again(ticket),
             }
         }

@@ -10,20 +10,20 @@ use kestrel_meta::node::TreePart;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
+use kestrel_types::snapshot::SnapshotId;
 
 use super::ClusterNode;
 use super::message::polls::{PollAnswer, PollQuestion, TreePosition};
-use super::poll::{Then, out_of_reach};
+use super::poll::{CHILDREN_MAX, Then, gone, is_gone, out_of_reach};
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
 
-/// Most directories in them that a member tells at a time.
-pub(super) const CHILDREN_MAX: usize = 4096;
-
 /// A walk under way.
 #[derive(Default)]
 pub(super) struct Walk {
+    /// The figures of then are asked for.
+    at: Option<SnapshotId>,
     /// Directories nobody has been asked about.
     todo: Vec<InodeId>,
     /// Those that members have been asked about.
@@ -33,15 +33,31 @@ pub(super) struct Walk {
     dirs: u64,
 }
 
+impl Walk {
+    /// What members are asked of the directories that it is at.
+    fn question(&self, after: Option<TreePosition>) -> PollQuestion {
+        let question = PollQuestion::Tree(self.asked.clone(), after);
+        match self.at {
+            Some(snapshot) => PollQuestion::At(snapshot, Box::new(question)),
+            None => question,
+        }
+    }
+}
+
 impl ClusterNode {
     /// Begins to answer `Op::TreeUsage`, at the directory's home.
     pub(super) fn walk_tree(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };
-        let Op::TreeUsage(dir) = work.request.op else { return };
+        let (at, op) = match &work.request.op {
+            Op::At(snapshot, op) => (Some(*snapshot), &**op),
+            op => (None, op),
+        };
+        let Op::TreeUsage(dir) = *op else { return };
+        let node = at.map_or_else(|| Ok(self.node.clone()), |at| self.node.node_at(at));
         let mut wait = 0;
-        match self.node.place_of(dir, &mut wait) {
+        match node.and_then(|node| node.place_of(dir, &mut wait)) {
             Ok(_) => {
-                self.walks.insert(ticket, Walk { todo: vec![dir], ..Walk::default() });
+                self.walks.insert(ticket, Walk { at, todo: vec![dir], ..Walk::default() });
                 self.ask_tree(ticket);
             }
             // Where it lies nobody answers at present.
@@ -65,8 +81,8 @@ impl ClusterNode {
         }
         walk.asked = walk.todo.split_off(walk.todo.len().saturating_sub(DIRS_MAX));
         walk.dirs += walk.asked.len() as u64;
-        let dirs = walk.asked.clone();
-        self.poll(PollQuestion::Tree(dirs, None), Then::WalkOn(ticket));
+        let question = walk.question(None);
+        self.poll(question, Then::WalkOn(ticket));
     }
 
     /// All members have told what they know of the directories, or somebody is out of reach.
@@ -76,6 +92,10 @@ impl ClusterNode {
             self.walks.remove(&ticket);
             return self.answer(ticket, Err(out_of_reach().into()));
         };
+        if is_gone(&answers) {
+            self.walks.remove(&ticket);
+            return self.answer(ticket, Err(gone().into()));
+        }
         // Up to where everybody has told all.
         let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
         for answer in answers.into_values() {
@@ -90,8 +110,8 @@ impl ClusterNode {
         walk.todo.extend(found.into_iter().map(|(_, child)| child));
         match end {
             Some(end) => {
-                let dirs = walk.asked.clone();
-                self.poll(PollQuestion::Tree(dirs, Some(end)), Then::WalkOn(ticket));
+                let question = walk.question(Some(end));
+                self.poll(question, Then::WalkOn(ticket));
             }
             None => self.ask_tree(ticket),
         }

@@ -7,6 +7,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::wire::TooLarge;
 
 use super::ClusterNode;
+use super::message::snapshot_reads::SnapshotReadMessage;
 use super::message::{Message, Vote};
 use crate::message::changes::ChangeMessage;
 
@@ -42,6 +43,12 @@ impl ClusterNode {
             }
             Message::Change(ChangeMessage::Rows { attempt, .. }) => {
                 self.decline(attempt, too_large(why))
+            }
+            Message::SnapshotRead(SnapshotReadMessage::Rows { id, .. }) => {
+                self.answer(id.number, Err(too_large(why).into()));
+            }
+            Message::SnapshotRead(SnapshotReadMessage::GotRows { id, .. }) => {
+                self.send(to, Message::SnapshotRead(SnapshotReadMessage::TooLarge(id)));
             }
             // The others have a few bytes, and a name at most, or a table, which fits.
             _ => {}

@@ -6,6 +6,7 @@
 //! | `wire/changes.rs` | changes of the placement map |
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
+//! | `wire/snapshot_reads.rs` | rows as they were at a snapshot |
 //! | `wire/snapshots.rs` | snapshots |
 //! | `wire/sums.rs` | sums of shares |
 //! | `wire/tokens.rs` | tokens |
@@ -33,6 +34,7 @@ mod addresses;
 mod changes;
 mod leases;
 mod polls;
+mod snapshot_reads;
 mod snapshots;
 mod sums;
 #[cfg(test)]
@@ -67,6 +69,7 @@ const TOKENS: u8 = 22;
 const ADDRESSES: u8 = 23;
 const SUM: u8 = 24;
 const SNAPSHOT: u8 = 25;
+const SNAPSHOT_READ: u8 = 26;
 
 // How a transaction ended.
 const WITHOUT_CHANGES: u8 = 0;
@@ -137,13 +140,7 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             put_varint(out, u64::from(*round));
             put_locked(out, *locked);
             put_list(out, rows, |out, (key, value)| put_row(out, key, value.as_deref()));
-            put_list(out, spans, |out, (span, rows)| {
-                put_span(out, span);
-                put_list(out, rows, |out, (suffix, value)| {
-                    put_string(out, suffix);
-                    put_string(out, value);
-                });
-            });
+            put_list(out, spans, put_span_rows);
         }
         Message::Refused(txn, round) => {
             put_txn(out, REFUSED, *txn);
@@ -214,6 +211,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(SNAPSHOT);
             snapshots::put(out, message);
         }
+        Message::SnapshotRead(message) => {
+            out.push(SNAPSHOT_READ);
+            snapshot_reads::put(out, message);
+        }
         Message::Tokens(message) => {
             out.push(TOKENS);
             tokens::put(out, message);
@@ -239,7 +240,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         LENT => {
             let (txn, round, locked) = (txn(r)?, r.varint32()?, locked(r)?);
             let rows = list(r, KEY_MIN + 1, row)?;
-            let spans = list(r, SPAN_MIN + 1, |r| Ok((span(r)?, list(r, 2, span_row)?)))?;
+            let spans = list(r, SPAN_MIN + 1, span_rows)?;
             Message::Lent { txn, round, locked, rows, spans }
         }
         REFUSED => Message::Refused(txn(r)?, r.varint32()?),
@@ -277,6 +278,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         LEASE => Message::Lease(leases::take(r)?),
         SUM => Message::Sum(sums::take(r)?),
         SNAPSHOT => Message::Snapshot(snapshots::take(r)?),
+        SNAPSHOT_READ => Message::SnapshotRead(snapshot_reads::take(r)?),
         TOKENS => Message::Tokens(tokens::take(r)?),
         ADDRESSES => Message::Addresses(addresses::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
@@ -395,6 +397,18 @@ fn span(r: &mut Reader<'_>) -> Result<Span, DecodeError> {
 
 fn span_row(r: &mut Reader<'_>) -> Result<SpanRow, DecodeError> {
     Ok((r.string(SUFFIX_MAX)?.into(), r.string(FRAME_BYTES_MAX)?.into()))
+}
+
+fn put_span_rows(out: &mut Vec<u8>, (span, rows): &(Span, Vec<SpanRow>)) {
+    put_span(out, span);
+    put_list(out, rows, |out, (suffix, value)| {
+        put_string(out, suffix);
+        put_string(out, value);
+    });
+}
+
+fn span_rows(r: &mut Reader<'_>) -> Result<(Span, Vec<SpanRow>), DecodeError> {
+    Ok((span(r)?, list(r, 2, span_row)?))
 }
 
 fn put_want(out: &mut Vec<u8>, want: &Want) {

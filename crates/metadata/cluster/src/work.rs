@@ -2,8 +2,10 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `work/snapshot_read.rs` | how far a request is that reads at a snapshot, or lists snapshots |
 //! | `work/transaction.rs` | how far a request is that has become a transaction |
 
+pub(super) mod snapshot_read;
 pub(super) mod transaction;
 
 use std::collections::BTreeSet;
@@ -15,6 +17,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Done, Request};
 
 use super::Requester;
+use snapshot_read::{SnapshotListing, SnapshotRead};
 use transaction::LeaderTxn;
 
 /// The receiver of a reply.
@@ -40,6 +43,10 @@ pub(super) enum Stage {
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
     Leading(LeaderTxn),
+    /// It reads at a snapshot, and waits for rows of other members.
+    ReadingAt(SnapshotRead),
+    /// It lists snapshots, and waits for what other members say of directories then.
+    ListingSnapshots(SnapshotListing),
     /// It waits for what all members say; the poll has its own deadline.
     Polling,
     /// It has ended; the reply waits for the log.

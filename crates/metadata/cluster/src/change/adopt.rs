@@ -180,6 +180,7 @@ impl ClusterNode {
                 self.rest(ticket, true);
             }
         }
+        self.begin_again_at();
         self.ask_again();
         self.walks.clear();
         let polling = self.works.iter().filter(|(_, work)| matches!(work.stage, Stage::Polling));

@@ -5,6 +5,7 @@ use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
 use kestrel_types::request::DirEntry;
+use kestrel_types::snapshot::SnapshotId;
 
 /// A place in the answer to a question about directories: which of them, and the last directory in
 /// it that was told.
@@ -42,6 +43,8 @@ pub enum PollQuestion {
     /// Which of these files are among the next names that the node owns, after this directory and
     /// name.
     Locate(Vec<InodeId>, Option<(InodeId, Name)>),
+    /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
+    At(SnapshotId, Box<PollQuestion>),
 }
 
 /// What a member says.
@@ -64,11 +67,16 @@ pub enum PollAnswer {
     /// Files, each with its directory, and the directory and name that were read last; `None` if
     /// all names were.
     Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
+    /// There is no such snapshot.
+    Gone,
 }
 
 impl PollQuestion {
     /// Whether this is an answer to it.
     pub(crate) fn is_answered_by(&self, answer: &PollAnswer) -> bool {
+        if let PollQuestion::At(_, question) = self {
+            return matches!(answer, PollAnswer::Gone) || question.is_answered_by(answer);
+        }
         matches!(
             (self, answer),
             (PollQuestion::Usage, PollAnswer::Usage(_))

@@ -25,8 +25,13 @@ const ROUNDS_MAX: u32 = 4096;
 pub(crate) const SURE: Nanos = crate::RESTART_MIN;
 
 impl ClusterNode {
-    /// Begins a transaction for a request.
+    /// Begins a transaction for a request. What is read at a snapshot needs none.
     pub(crate) fn lead(&mut self, ticket: u64) {
+        match self.works.get(&ticket).map(|work| &work.request.op) {
+            Some(Op::At(..)) => return self.read_at(ticket),
+            Some(Op::SnapshotList { .. }) => return self.list_snapshots(ticket),
+            _ => {}
+        }
         if self.is_misdirected(ticket) {
             return;
         }
@@ -106,8 +111,8 @@ impl ClusterNode {
         }
     }
 
-    /// Asks the owners of rows for them.
-    fn borrow(&mut self, ticket: u64, missing: Missing) {
+    /// Rows by the members that own them.
+    pub(crate) fn by_owner(&self, missing: Missing) -> BTreeMap<NodeId, Missing> {
         let mut parts: BTreeMap<NodeId, Missing> = BTreeMap::new();
         let cluster = &self.table;
         for key in missing.keys {
@@ -125,6 +130,12 @@ impl ClusterNode {
                 parts.entry(owner).or_default().spans.push(span.clone());
             }
         }
+        parts
+    }
+
+    /// Asks the owners of rows for them.
+    fn borrow(&mut self, ticket: u64, missing: Missing) {
+        let parts = self.by_owner(missing);
         let now = self.now;
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
         else {

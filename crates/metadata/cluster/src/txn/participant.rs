@@ -7,8 +7,9 @@
 
 use std::ops::ControlFlow;
 
-use kestrel_engine::{BatchKind, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::locks::{RowLockMode, TxnId};
+use kestrel_meta::owners::MapView;
 use kestrel_meta::rows::{Missing, Span, is_full};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::Position;
@@ -37,7 +38,7 @@ pub(crate) struct LockedRows {
 /// Rows as they are lent.
 #[derive(Default)]
 pub(crate) struct LockedRead {
-    rows: Vec<(Key, Option<Box<[u8]>>)>,
+    pub(crate) rows: Vec<(Key, Option<Box<[u8]>>)>,
     pub(crate) spans: Vec<(Span, Vec<SpanRow>)>,
     /// Nobody may see them before this is durable.
     pub(crate) wait: Position,
@@ -135,40 +136,8 @@ impl ClusterNode {
 
     /// Reads rows of this member's own.
     pub(crate) fn read(&self, wanted: &Missing) -> Result<LockedRead, EngineError> {
-        let mut read = LockedRead::default();
-        let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
-        let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
-        engine.get_many(&keys, &mut |index, row| {
-            read.rows.push((wanted.keys[index].clone(), row.value.map(Into::into)));
-            read.wait = read.wait.max(row.changed_at);
-        })?;
-        let table = &self.table;
-        for span in &wanted.spans {
-            let mut rows: Vec<SpanRow> = Vec::new();
-            let (wait, mut bytes) = (&mut read.wait, 0);
-            let deleted_at = engine.scan(
-                span.table,
-                span.id,
-                span.after.as_deref(),
-                &mut |suffix, value, changed_at| {
-                    if table.strangers && !table.owns(span.table, span.id, suffix) {
-                        return ControlFlow::Continue(());
-                    }
-                    if rows.len() >= span.rows_max as usize {
-                        return ControlFlow::Break(());
-                    }
-                    bytes += value.len();
-                    // One more than one batch may take, which tells that there is more.
-                    let last = span.table == Table::Chunk && is_full(most, rows.len(), bytes);
-                    rows.push((suffix.into(), value.into()));
-                    *wait = (*wait).max(changed_at);
-                    if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                },
-            )?;
-            read.wait = read.wait.max(deleted_at);
-            read.spans.push((span.clone(), rows));
-        }
-        Ok(read)
+        let most = self.node.core().scan_rows;
+        read_rows(&**self.node.engine(), &self.table, most, wanted)
     }
 
     /// Gives up a set of locked rows.
@@ -306,4 +275,41 @@ impl ClusterNode {
             }
         }
     }
+}
+
+/// Reads rows that are a member's own by this table, of the chunks of a file at most `most`.
+pub(crate) fn read_rows(
+    engine: &dyn Engine,
+    table: &MapView,
+    most: usize,
+    wanted: &Missing,
+) -> Result<LockedRead, EngineError> {
+    let mut read = LockedRead::default();
+    let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
+    engine.get_many(&keys, &mut |index, row| {
+        read.rows.push((wanted.keys[index].clone(), row.value.map(Into::into)));
+        read.wait = read.wait.max(row.changed_at);
+    })?;
+    for span in &wanted.spans {
+        let mut rows: Vec<SpanRow> = Vec::new();
+        let (wait, mut bytes) = (&mut read.wait, 0);
+        let mut visit = |suffix: &[u8], value: &[u8], changed_at: Position| {
+            if table.strangers && !table.owns(span.table, span.id, suffix) {
+                return ControlFlow::Continue(());
+            }
+            if rows.len() >= span.rows_max as usize {
+                return ControlFlow::Break(());
+            }
+            bytes += value.len();
+            // One more than one batch may take, which tells that there is more.
+            let last = span.table == Table::Chunk && is_full(most, rows.len(), bytes);
+            rows.push((suffix.into(), value.into()));
+            *wait = (*wait).max(changed_at);
+            if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let deleted_at = engine.scan(span.table, span.id, span.after.as_deref(), &mut visit)?;
+        read.wait = read.wait.max(deleted_at);
+        read.spans.push((span.clone(), rows));
+    }
+    Ok(read)
 }

@@ -20,6 +20,7 @@ const CONFIRM: u8 = 5;
 const FORGET: u8 = 6;
 const ENTRIES: u8 = 7;
 const LOCATE: u8 = 8;
+const AT: u8 = 9;
 
 /// Shares of an object are below: those of all nodes can be added up.
 const PART_MAX: u64 = 1 << 52;
@@ -41,6 +42,10 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             put_about(out, LOCATE, files);
             put_name_after(out, after.as_ref());
         }
+        PollQuestion::At(snapshot, question) => {
+            put_numbered(out, AT, *snapshot);
+            put_question(out, question);
+        }
     }
 }
 
@@ -48,14 +53,27 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
     Ok(match r.u8()? {
         USAGE => PollQuestion::Usage,
         HELD => PollQuestion::Held(ids(r)?),
-        TREE => PollQuestion::Tree(ids(r)?, if boolean(r)? { Some(place(r)?) } else { None }),
+        TREE => tree(r)?,
         WEIGH => PollQuestion::Weigh(r.varint()?, ids(r)?),
         CONFIRM => PollQuestion::Confirm(r.varint()?, ids(r)?),
         FORGET => PollQuestion::Forget(r.varint()?, ids(r)?),
         ENTRIES => PollQuestion::Entries,
         LOCATE => PollQuestion::Locate(ids(r)?, name_after(r)?),
+        AT => {
+            let snapshot = r.varint()?;
+            let question = match r.u8()? {
+                TREE => tree(r)?,
+                LOCATE => PollQuestion::Locate(ids(r)?, name_after(r)?),
+                _ => return Err(DecodeError("a question that is not about a snapshot")),
+            };
+            PollQuestion::At(snapshot, Box::new(question))
+        }
         _ => return Err(DecodeError("an unknown question")),
     })
+}
+
+fn tree(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> {
+    Ok(PollQuestion::Tree(ids(r)?, if boolean(r)? { Some(place(r)?) } else { None }))
 }
 
 pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
@@ -77,6 +95,7 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
         }
         PollAnswer::Confirmed(objects) => put_about(out, CONFIRM, objects),
         PollAnswer::Done => out.push(FORGET),
+        PollAnswer::Gone => out.push(AT),
         PollAnswer::Located(found, next) => {
             out.push(LOCATE);
             put_list(out, found, |out, (dir, DirEntry { name, ino, kind })| {
@@ -114,6 +133,7 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
             PollAnswer::Entries(LoadReport { node, entries, names: list(r, 3, name_count)? })
         }
         LOCATE => PollAnswer::Located(list(r, 5, located)?, name_after(r)?),
+        AT => PollAnswer::Gone,
         _ => return Err(DecodeError("an unknown answer")),
     })
 }

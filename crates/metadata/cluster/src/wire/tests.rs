@@ -24,6 +24,7 @@ use crate::message::TokensMessage;
 use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
 use crate::message::leases::{HoldId, LeaseMessage};
 use crate::message::polls::{PollAnswer, PollQuestion, Weight};
+use crate::message::snapshot_reads::{ReadId, SnapshotReadMessage};
 use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 use crate::message::sums::{Also, Names, SumMessage};
 
@@ -128,15 +129,24 @@ fn any_name() -> BoxedStrategy<Name> {
     vec(1u8..47, 1..=255).prop_filter_map("a name", |name| Name::new(&name).ok()).boxed()
 }
 
+fn question_about_names() -> BoxedStrategy<PollQuestion> {
+    prop_oneof![
+        (ids(), option::of((number(), any_name())))
+            .prop_map(|(files, after)| PollQuestion::Locate(files, after)),
+        (ids(), option::of((any::<u32>(), number())))
+            .prop_map(|(dirs, after)| PollQuestion::Tree(dirs, after)),
+    ]
+    .boxed()
+}
+
 fn any_question() -> BoxedStrategy<PollQuestion> {
     prop_oneof![
         Just(PollQuestion::Usage),
         Just(PollQuestion::Entries),
         ids().prop_map(PollQuestion::Held),
-        (ids(), option::of((number(), any_name())))
-            .prop_map(|(files, after)| PollQuestion::Locate(files, after)),
-        (ids(), option::of((any::<u32>(), number())))
-            .prop_map(|(dirs, after)| PollQuestion::Tree(dirs, after)),
+        question_about_names(),
+        (number(), question_about_names())
+            .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Weigh(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Confirm(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Forget(round, objects)),
@@ -166,6 +176,7 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         ids().prop_map(PollAnswer::Confirmed),
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
         Just(PollAnswer::Done),
+        Just(PollAnswer::Gone),
         (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(
             LoadReport { node, entries, names }
         )),
@@ -193,6 +204,7 @@ fn any_message() -> BoxedStrategy<Message> {
             if commit { cut } else { 0 }
         )),
         any_snapshot_message().prop_map(Message::Snapshot),
+        any_snapshot_read().prop_map(Message::SnapshotRead),
         any_txn().prop_map(Message::Decided),
         any_txn().prop_map(Message::Ask),
         any_txn().prop_map(Message::Alive),
@@ -236,6 +248,34 @@ fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
             SnapshotMessage::Keep { order, records, dropped }
         }),
         (order(), ids()).prop_map(|(order, cleared)| SnapshotMessage::Kept { order, cleared }),
+    ]
+    .boxed()
+}
+
+fn any_snapshot_read() -> BoxedStrategy<SnapshotReadMessage> {
+    use SnapshotReadMessage as M;
+    let id = || (number(), any::<u32>()).prop_map(|(number, round)| ReadId { number, round });
+    let missing = (vec(any_key(), 0..4), vec(any_span(), 0..3))
+        .prop_map(|(keys, spans)| Missing { keys, spans });
+    let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
+    let dirs = vec((number(), ids()), 0..4);
+    prop_oneof![
+        (id(), number(), number(), missing).prop_map(|(id, table, snapshot, rows)| M::Rows {
+            id,
+            table,
+            snapshot,
+            rows
+        }),
+        (id(), vec(any_row(), 0..4), spans).prop_map(|(id, rows, spans)| M::GotRows {
+            id,
+            rows,
+            spans
+        }),
+        (id(), number(), dirs).prop_map(|(id, table, dirs)| M::Parents { id, table, dirs }),
+        (id(), vec(ids(), 0..4)).prop_map(|(id, dirs)| M::GotParents { id, dirs }),
+        id().prop_map(M::Gone),
+        id().prop_map(M::Busy),
+        id().prop_map(M::TooLarge),
     ]
     .boxed()
 }

@@ -8,8 +8,8 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SnapshotMessage, SnapshotOrder,
-    SumMessage, TokensMessage, Vote, Weight,
+    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, ReadId, SnapshotMessage,
+    SnapshotOrder, SnapshotReadMessage, SumMessage, TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
@@ -42,6 +42,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         leases(),
         sums(),
         snapshots(),
+        snapshot_reads(),
         tokens(),
         addresses(),
     ]
@@ -264,6 +265,11 @@ fn polls() -> Vec<(&'static str, Message)> {
             "poll-locate",
             poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap())))),
         ),
+        (
+            "poll-tree-at",
+            poll(PollQuestion::At(1 << 60, Box::new(PollQuestion::Tree(vec![1], None)))),
+        ),
+        ("polled-gone", polled(PollAnswer::Gone)),
         ("polled-usage", polled(PollAnswer::Usage([3, -1, 1 << 50]))),
         ("polled-held", polled(PollAnswer::Held(vec![2 << 24]))),
         ("polled-tree", polled(PollAnswer::Tree(tree))),
@@ -276,6 +282,27 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("polled-entries", polled(PollAnswer::Entries(report))),
         ("polled-located", polled(PollAnswer::Located(vec![(1, found)], None))),
     ]
+}
+
+fn snapshot_reads() -> Vec<(&'static str, Message)> {
+    use SnapshotReadMessage as M;
+    let id = ReadId { number: 3 << 32, round: 300 };
+    let (table, snapshot) = (4, 1 << 60);
+    let key = Key::new(Table::DirId, 5 << 24, b"");
+    let span = Span { table: Table::Entry, id: 1, after: Some((*b"a").into()), rows_max: 1025 };
+    let rows = Missing { keys: vec![key.clone()], spans: vec![span.clone()] };
+    let told = vec![(key, Some((*b"place").into()))];
+    let spans = vec![(span, vec![((*b"b").into(), (*b"entry").into())])];
+    let messages = [
+        ("snapshot-rows", M::Rows { id, table, snapshot, rows }),
+        ("snapshot-got-rows", M::GotRows { id, rows: told, spans }),
+        ("snapshot-parents", M::Parents { id, table, dirs: vec![(5 << 24, vec![snapshot, 7])] }),
+        ("snapshot-got-parents", M::GotParents { id, dirs: vec![vec![1, 0]] }),
+        ("snapshot-gone", M::Gone(id)),
+        ("snapshot-busy", M::Busy(id)),
+        ("snapshot-too-large", M::TooLarge(id)),
+    ];
+    messages.map(|(name, message)| (name, Message::SnapshotRead(message))).to_vec()
 }
 
 fn changes() -> Vec<(&'static str, Message)> {
