@@ -46,6 +46,7 @@
 //! | [`op_kind`], [`op_counters`] | kinds of requests, and counters by kind |
 //! | [`perm`] | permission rules that client and node share |
 //! | [`policy`] | what a directory hands down to what is below it |
+//! | [`compression`] | how data of files is compressed |
 //! | [`placement`] | slots, exceptions, the placement map |
 //! | [`wire`] | messages of the protocol and their bytes |
 //! | [`codec`] | bounds-checked reading of rows and frames |
@@ -64,6 +65,7 @@
 
 pub mod clock;
 pub mod codec;
+pub mod compression;
 pub mod crash;
 pub mod entry;
 pub mod error;

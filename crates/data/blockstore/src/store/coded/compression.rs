@@ -1,9 +1,8 @@
 //! Compression of chunks: LZ4 blocks and Zstandard frames.
 
 use std::cell::RefCell;
-use std::fmt;
-use std::str::FromStr;
 
+pub use kestrel_types::compression::Compression;
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
 };
@@ -12,67 +11,6 @@ use zstd::bulk::{Compressor as ZstdCompressor, Decompressor as ZstdDecompressor}
 /// A compressed chunk is kept only if it is at least one in this many bytes smaller: less is not
 /// worth decompressing.
 const GAIN_SHARE: usize = 16;
-
-/// How new objects are compressed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Compression {
-    /// Not at all.
-    #[default]
-    None,
-    /// LZ4: costs little CPU, gains little.
-    Lz4,
-    /// Zstandard at a level of [`Compression::ZSTD_LEVELS`]: gains more and costs more, writing far
-    /// more than reading.
-    Zstd(i32),
-}
-
-impl Compression {
-    /// Levels of Zstandard that can be chosen. Those above need windows far larger than a chunk.
-    pub const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
-
-    /// Level if none is given: the library's own default.
-    pub const ZSTD_LEVEL_DEFAULT: i32 = 3;
-
-    /// The method, as heads of objects have it.
-    pub(super) fn method(self) -> Method {
-        match self {
-            Self::None => Method::None,
-            Self::Lz4 => Method::Lz4,
-            Self::Zstd(_) => Method::Zstd,
-        }
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Lz4 => f.write_str("lz4"),
-            Self::Zstd(level) => write!(f, "zstd:{level}"),
-        }
-    }
-}
-
-impl FromStr for Compression {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (method, level) =
-            text.split_once(':').map_or((text, None), |(method, level)| (method, Some(level)));
-        match (method, level) {
-            ("none", None) => Ok(Self::None),
-            ("lz4", None) => Ok(Self::Lz4),
-            ("zstd", None) => Ok(Self::Zstd(Self::ZSTD_LEVEL_DEFAULT)),
-            ("zstd", Some(level)) => {
-                let parsed = level.parse().ok().filter(|level| Self::ZSTD_LEVELS.contains(level));
-                parsed.map(Self::Zstd).ok_or_else(|| {
-                    format!("{text:?}: the level must be a whole number from 1 to 19, as in zstd:3")
-                })
-            }
-            _ => Err(format!("{text:?} is no compression; choose none, lz4, zstd or zstd:LEVEL")),
-        }
-    }
-}
 
 /// How the compressed chunks of an object are compressed: the byte in its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +24,15 @@ pub(super) enum Method {
 impl Method {
     pub fn from_byte(byte: u8) -> Option<Self> {
         [Self::None, Self::Lz4, Self::Zstd].into_iter().find(|method| *method as u8 == byte)
+    }
+
+    /// That of objects which are compressed like this.
+    pub fn of(compression: Compression) -> Self {
+        match compression {
+            Compression::None => Self::None,
+            Compression::Lz4 => Self::Lz4,
+            Compression::Zstd(_) => Self::Zstd,
+        }
     }
 }
 
@@ -155,20 +102,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_as_they_are_written() {
-        for text in ["none", "lz4", "zstd:1", "zstd:19"] {
-            assert_eq!(Compression::from_str(text).unwrap().to_string(), text);
-        }
-        assert_eq!(Compression::from_str("zstd"), Ok(Compression::Zstd(3)));
-        for text in [
-            "", "LZ4", "gzip", "lz4:1", "none:0", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "zstd:x",
-        ] {
-            let why = Compression::from_str(text).unwrap_err();
-            assert!(why.contains("zstd"), "{why}");
-        }
-    }
-
-    #[test]
     fn what_gains_is_compressed_and_what_does_not_is_left() {
         let text: Vec<u8> = (0..65_540u32).map(|i| (i / 7 % 50) as u8).collect();
         let mut x = 1u64;
@@ -183,16 +116,16 @@ mod tests {
             assert!(compress(compression, &text, &mut out));
             assert!(out[0] == 9 && out.len() < text.len() / 2);
             let mut back = vec![0; text.len()];
-            assert!(decompress(compression.method(), &out[1..], &mut back));
+            assert!(decompress(Method::of(compression), &out[1..], &mut back));
             assert_eq!(back, text);
             assert!(
-                !decompress(compression.method(), &out[1..], &mut back[1..]),
+                !decompress(Method::of(compression), &out[1..], &mut back[1..]),
                 "too little room"
             );
             let mut more = vec![0; text.len() + 1];
-            assert!(!decompress(compression.method(), &out[1..], &mut more), "too much room");
+            assert!(!decompress(Method::of(compression), &out[1..], &mut more), "too much room");
             assert!(
-                !decompress(compression.method(), &out[1..out.len() - 1], &mut back),
+                !decompress(Method::of(compression), &out[1..out.len() - 1], &mut back),
                 "cut off"
             );
             let mut out = Vec::new();

@@ -6,7 +6,7 @@ use kestrel_types::ids::ObjectId;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::buffers::Buffers;
-use super::compression::{self, Compression};
+use super::compression::{self, Compression, Method};
 use super::head::{CHUNK_BYTES, CHUNKS_MAX, FIRST_CHUNK_BYTES, HeadWriter, Header, object_key};
 use super::keys::{Keys, NoncePart, SALT_BYTES};
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ impl Encoder<'_> {
         buffers: &Buffers,
     ) -> Result<Vec<u8>> {
         let header = Header {
-            method: self.compression.method(),
+            method: Method::of(self.compression),
             key: self.write_key(),
             volume: self.volume,
             object,
