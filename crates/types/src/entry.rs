@@ -88,6 +88,7 @@ impl Entry {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::compression::Compression;
     use crate::inode::{Data, InodeFlags};
     use crate::policy::{Consistency, Policy};
     use crate::range::Range;
@@ -111,7 +112,9 @@ pub(crate) mod tests {
             size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
             changes in any::<(u64, u64)>(), data in data(), flags in 0u8..32,
             effective in prop::option::of(prop::sample::select(vec![Consistency::Strict,
-                Consistency::CloseToOpen, Consistency::Immutable]))) -> Inode {
+                Consistency::CloseToOpen, Consistency::Immutable])),
+            compression in prop::option::of(prop::sample::select(vec![Compression::None,
+                Compression::Lz4, Compression::Zstd(3)]))) -> Inode {
             // Most have none.
             let flags = InodeFlags::from_bits(flags).unwrap_or_default();
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
@@ -119,7 +122,7 @@ pub(crate) mod tests {
                 nlink: ids.2, rdev: ids.3,
                 size, atime, mtime, ctime, btime, change: changes.0,
                 data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data,
-                effective: Policy { consistency: effective } }
+                effective: Policy { consistency: effective, compression } }
         }
     }
 

@@ -5,9 +5,11 @@
 //! A new field gets the next tag; a record with a tag or a version that this build does not know is
 //! refused, since a field that is ignored is a promise that is broken.
 
+use std::str;
 use std::time::Duration;
 
 use crate::codec::{DecodeError, Reader, put_string};
+use crate::compression::Compression;
 
 /// Prefix of the extended attributes that show and set the fields of a directory's policy.
 pub const XATTR_PREFIX: &[u8] = b"kestrel.";
@@ -72,16 +74,19 @@ impl Consistency {
 pub enum PolicyField {
     /// [`Policy::consistency`].
     Consistency,
+    /// [`Policy::compression`].
+    Compression,
 }
 
 impl PolicyField {
     /// All there are.
-    pub const ALL: [PolicyField; 1] = [Self::Consistency];
+    pub const ALL: [PolicyField; 2] = [Self::Consistency, Self::Compression];
 
     /// As users write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Consistency => "consistency",
+            Self::Compression => "compression",
         }
     }
 
@@ -89,13 +94,16 @@ impl PolicyField {
     pub const fn values(self) -> &'static str {
         match self {
             Self::Consistency => "strict, close-to-open or immutable",
+            Self::Compression => "none, lz4, zstd or zstd:LEVEL with a level from 1 to 19",
         }
     }
 
-    /// What counts where no directory says anything.
+    /// What counts where no directory says anything, for people.
     pub const fn default_value(self) -> &'static str {
         match self {
             Self::Consistency => "strict",
+            // As `kestrel format --compress` and `kestrel config --compress` set it.
+            Self::Compression => "as-volume",
         }
     }
 
@@ -110,6 +118,8 @@ impl PolicyField {
 pub struct Policy {
     /// What clients see of each other's changes.
     pub consistency: Option<Consistency>,
+    /// How new objects with data of files are compressed; `None`: as the volume's setting says.
+    pub compression: Option<Compression>,
 }
 
 impl Policy {
@@ -121,13 +131,17 @@ impl Policy {
     /// These fields over those of the directory above.
     #[must_use]
     pub fn over(self, above: Policy) -> Policy {
-        Policy { consistency: self.consistency.or(above.consistency) }
+        Policy {
+            consistency: self.consistency.or(above.consistency),
+            compression: self.compression.or(above.compression),
+        }
     }
 
     /// The value of a field as users write it.
-    pub fn value(&self, field: PolicyField) -> Option<&'static str> {
+    pub fn value(&self, field: PolicyField) -> Option<String> {
         match field {
-            PolicyField::Consistency => self.consistency.map(Consistency::name),
+            PolicyField::Consistency => self.consistency.map(|value| value.name().into()),
+            PolicyField::Compression => self.compression.map(|value| value.to_string()),
         }
     }
 
@@ -142,6 +156,10 @@ impl Policy {
                 Some(value) => self.consistency = Some(value),
                 None => return false,
             },
+            PolicyField::Compression => match str::from_utf8(value).map(str::parse) {
+                Ok(Ok(value)) => self.compression = Some(value),
+                _ => return false,
+            },
         }
         true
     }
@@ -150,6 +168,7 @@ impl Policy {
     pub fn unset(&mut self, field: PolicyField) {
         match field {
             PolicyField::Consistency => self.consistency = None,
+            PolicyField::Compression => self.compression = None,
         }
     }
 }
@@ -159,7 +178,14 @@ const VERSION: u8 = 1;
 
 // Tags of fields, ascending in a record. Numbers are never given to another one.
 const TAG_CONSISTENCY: u8 = 1;
+const TAG_COMPRESSION: u8 = 2;
 const TAG_IN_USE: u8 = 128;
+
+// First byte of the field `compression`: the methods of coded objects (`docs/format/objects.md`).
+// The level follows Zstandard's.
+const METHOD_NONE: u8 = 0;
+const METHOD_LZ4: u8 = 1;
+const METHOD_ZSTD: u8 = 2;
 
 /// Longest record, bytes.
 pub const RECORD_BYTES_MAX: usize = 1024;
@@ -183,6 +209,15 @@ impl PolicyRecord {
         if let Some(consistency) = self.own.consistency {
             out.push(TAG_CONSISTENCY);
             put_string(&mut out, &[consistency as u8]);
+        }
+        if let Some(compression) = self.own.compression {
+            out.push(TAG_COMPRESSION);
+            match compression {
+                Compression::None => put_string(&mut out, &[METHOD_NONE]),
+                Compression::Lz4 => put_string(&mut out, &[METHOD_LZ4]),
+                // Levels are 1 to 19.
+                Compression::Zstd(level) => put_string(&mut out, &[METHOD_ZSTD, level as u8]),
+            }
         }
         if self.in_use {
             out.push(TAG_IN_USE);
@@ -215,6 +250,10 @@ impl PolicyRecord {
                     let unknown = DecodeError("unknown consistency in a policy");
                     record.own.consistency = Some(value.ok_or(unknown)?);
                 }
+                (TAG_COMPRESSION, value) => {
+                    let unknown = DecodeError("unknown compression in a policy");
+                    record.own.compression = Some(decode_compression(value).ok_or(unknown)?);
+                }
                 (TAG_IN_USE, []) => record.in_use = true,
                 (TAG_CONSISTENCY | TAG_IN_USE, _) => {
                     return Err(DecodeError("policy with a field of a wrong length"));
@@ -226,6 +265,18 @@ impl PolicyRecord {
     }
 }
 
+fn decode_compression(value: &[u8]) -> Option<Compression> {
+    match value {
+        [METHOD_NONE] => Some(Compression::None),
+        [METHOD_LZ4] => Some(Compression::Lz4),
+        [METHOD_ZSTD, level] => {
+            let level = i32::from(*level);
+            Compression::ZSTD_LEVELS.contains(&level).then_some(Compression::Zstd(level))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -233,16 +284,31 @@ mod tests {
     use super::*;
 
     fn consistency(value: Consistency) -> Policy {
-        Policy { consistency: Some(value) }
+        Policy { consistency: Some(value), ..Policy::default() }
     }
+
+    fn compression(value: Compression) -> Policy {
+        Policy { compression: Some(value), ..Policy::default() }
+    }
+
+    const COMPRESSIONS: [Option<Compression>; 5] = [
+        None,
+        Some(Compression::None),
+        Some(Compression::Lz4),
+        Some(Compression::Zstd(1)),
+        Some(Compression::Zstd(19)),
+    ];
 
     /// Every record reads as it was written, and an empty one is no bytes at all.
     #[test]
     fn policy_record_round_trips() {
         assert_eq!(PolicyRecord::default().encode(), None);
         let values = Consistency::ALL.map(Some).into_iter().chain([None]);
-        for (value, in_use) in values.flat_map(|value| [(value, false), (value, true)]) {
-            let record = PolicyRecord { own: Policy { consistency: value }, in_use };
+        let policies = values.flat_map(|consistency| {
+            COMPRESSIONS.map(|compression| Policy { consistency, compression })
+        });
+        for (own, in_use) in policies.flat_map(|own| [(own, false), (own, true)]) {
+            let record = PolicyRecord { own, in_use };
             if let Some(bytes) = record.encode() {
                 assert_eq!(PolicyRecord::decode(&bytes), Ok(record));
                 for len in 0..bytes.len() {
@@ -258,6 +324,14 @@ mod tests {
     fn policy_record_bytes() {
         let record = PolicyRecord { own: consistency(Consistency::Immutable), in_use: true };
         assert_eq!(*record.encode().unwrap(), [1, 1, 1, 2, 128, 0]);
+        for (value, bytes) in [
+            (Compression::None, &[1, 2, 1, 0][..]),
+            (Compression::Lz4, &[1, 2, 1, 1]),
+            (Compression::Zstd(7), &[1, 2, 2, 2, 7]),
+        ] {
+            let record = PolicyRecord { own: compression(value), in_use: false };
+            assert_eq!(*record.encode().unwrap(), *bytes);
+        }
     }
 
     /// Versions, fields and values of later releases are refused.
@@ -270,6 +344,13 @@ mod tests {
             &[1, 1, 1, 3],
             &[1, 1, 2, 0, 0],
             &[1, 2, 0],
+            &[1, 2, 1, 2],
+            &[1, 2, 1, 3],
+            &[1, 2, 2, 1, 1],
+            &[1, 2, 2, 2, 0],
+            &[1, 2, 2, 2, 20],
+            &[1, 2, 1, 1, 1, 1, 0],
+            &[1, 5, 0],
             &[1, 128, 1, 0],
             &[1, 128, 0, 1, 1, 0],
             &[1, 1, 1, 0, 1, 1, 0],
@@ -286,6 +367,9 @@ mod tests {
         assert_eq!(consistency(near).over(consistency(far)), consistency(near));
         assert_eq!(Policy::default().over(consistency(far)), consistency(far));
         assert_eq!(consistency(near).over(Policy::default()), consistency(near));
+        let both = Policy { compression: Some(Compression::Lz4), ..consistency(far) };
+        assert_eq!(compression(Compression::None).over(both).compression, Some(Compression::None));
+        assert_eq!(consistency(near).over(both).compression, Some(Compression::Lz4));
     }
 
     /// Fields are set by their names and values alone.
@@ -295,11 +379,25 @@ mod tests {
         for value in Consistency::ALL {
             let mut policy = Policy::default();
             assert!(policy.set(field, value.name().as_bytes()));
-            assert_eq!(policy.value(field), Some(value.name()));
+            assert_eq!(policy.value(field).as_deref(), Some(value.name()));
+            policy.unset(field);
+            assert_eq!(policy, Policy::default());
+        }
+        let field = PolicyField::from_name(b"compression").unwrap();
+        for (text, shown) in
+            [("none", "none"), ("lz4", "lz4"), ("zstd", "zstd:3"), ("zstd:19", "zstd:19")]
+        {
+            let mut policy = Policy::default();
+            assert!(policy.set(field, text.as_bytes()));
+            assert_eq!(policy.value(field).as_deref(), Some(shown));
             policy.unset(field);
             assert_eq!(policy, Policy::default());
         }
         let mut policy = Policy::default();
+        for bad in [&b""[..], b"gzip", b"zstd:20", b"zstd\0", b"\xff"] {
+            assert!(!policy.set(field, bad), "{}", bad.escape_ascii());
+        }
+        let field = PolicyField::Consistency;
         for bad in [&b""[..], b"Strict", b"strict ", b"strict\0", b"mutable", &[b'x'; 65]] {
             assert!(!policy.set(field, bad), "{}", bad.escape_ascii());
         }

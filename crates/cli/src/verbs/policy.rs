@@ -23,6 +23,7 @@ use super::{mount_above, print_json};
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   kestrel policy set /mnt/data/imagenet consistency=immutable
+  kestrel policy set /mnt/data/logs compression=zstd
   kestrel policy get /mnt/data/imagenet/train
   kestrel policy list /mnt/data
   kestrel policy unset /mnt/data/imagenet consistency
@@ -32,6 +33,8 @@ Fields:
                close-to-open  names and attributes may be 1 s old; opens show present content
                immutable      every change below is refused (EPERM); mounts keep names and
                               attributes without asking, for up to an hour
+  compression  none, lz4, zstd or zstd:LEVEL (1 to 19): how data of files is stored that are
+               opened for writing from then on; default as-volume: what `kestrel config` says
 
 Of each field the nearest directory's word counts. The owner of a directory and root may set and
 remove fields. They are also extended attributes: getfattr -n kestrel.consistency DIR. See
@@ -68,7 +71,8 @@ struct GetArgs {
 /// Set fields of a directory.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  kestrel policy set /mnt/data/imagenet consistency=immutable")]
+  kestrel policy set /mnt/data/imagenet consistency=immutable
+  kestrel policy set /mnt/data/logs compression=zstd:9")]
 struct SetArgs {
     /// A directory in a mounted volume
     dir: PathBuf,
@@ -104,10 +108,10 @@ struct ListArgs {
 }
 
 /// A field and its value as an argument.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Setting {
     field: PolicyField,
-    value: &'static str,
+    value: String,
 }
 
 fn field_arg(text: &str) -> Result<PolicyField, String> {
@@ -124,7 +128,7 @@ fn setting_arg(text: &str) -> Result<Setting, String> {
     if !policy.set(field, value.as_bytes()) {
         return Err(format!("{} takes {}", field.name(), field.values()));
     }
-    let value = policy.value(field).unwrap_or(field.default_value());
+    let value = policy.value(field).unwrap_or_default();
     Ok(Setting { field, value })
 }
 
@@ -322,11 +326,13 @@ mod tests {
     #[test]
     fn settings_as_arguments() {
         assert_eq!(setting_arg("consistency=immutable").unwrap().value, "immutable");
+        assert_eq!(setting_arg("compression=zstd").unwrap().value, "zstd:3");
         for (text, told) in [
             ("consistency", "FIELD=VALUE"),
             ("none=1", "fields: consistency"),
             ("consistency=", "strict, close-to-open or immutable"),
             ("consistency=Strict", "strict, close-to-open or immutable"),
+            ("compression=zstd:20", "zstd:LEVEL with a level from 1 to 19"),
         ] {
             let why = setting_arg(text).unwrap_err();
             assert!(why.contains(told), "{text}: {why}");

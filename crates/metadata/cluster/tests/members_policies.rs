@@ -5,9 +5,12 @@
 mod common;
 
 use kestrel_cluster::Message;
+use kestrel_types::compression::Compression;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::policy::Consistency;
-use kestrel_types::request::{Creds, Op, RenameFlags, Request, SetAttr, XattrFlags};
+use kestrel_types::request::{
+    Answer, Creds, Op, OpenFlags, RenameFlags, Request, SetAttr, XattrFlags,
+};
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
@@ -71,6 +74,38 @@ fn policy_at_all_members() {
     for node in 1..=3 {
         let found = cluster.inode(node, Op::Lookup(at(&format!("e3/f1/c{node}"))));
         assert_eq!(found.effective.consistency, Some(Consistency::CloseToOpen), "{node}");
+    }
+}
+
+/// Opens for writing and creations tell how to compress, whichever member leads them.
+#[test]
+fn compression_at_all_members() {
+    let mut cluster = Cluster::new(3);
+    let top = cluster.inode(1, Op::MkDir(at("a1"), 0o755)).ino;
+    let below = cluster.inode(2, Op::MkDir(at("a1/b2"), 0o755)).ino;
+    assert_eq!(creations(&mut cluster, "a1/b2", 'c'), [0; 3]);
+    let (key, value) = (b"kestrel.compression"[..].into(), b"zstd:7"[..].into());
+    let set = Op::SetXattr(InodeRef::by_id(top), key, value, XattrFlags::default());
+    assert_eq!(errno(&cluster.ask(3, set)), 0);
+    let flags = OpenFlags { write: true, ..OpenFlags::default() };
+    for node in 1..=3 {
+        let name = format!("c{node}");
+        let file = cluster.inode(node, Op::Lookup(at(&format!("a1/b2/{name}")))).ino;
+        let known =
+            InodeRef { ino: file, seen: Some((below, Name::new(name.as_bytes()).unwrap())) };
+        let place = at(&format!("a1/b2/d{node}"));
+        for op in [
+            Op::Open(known, flags),
+            Op::OpenAt(at(&format!("a1/b2/{name}")), flags),
+            Op::Create { place, mode: 0o644, flags, exclusive: false },
+            Op::TmpFile { dir: below, mode: 0o644, exclusive: false },
+        ] {
+            for asked in 1..=3 {
+                let reply = cluster.ask(asked, op.clone());
+                let Ok(Answer::Opened { inode, .. }) = reply else { panic!("{op:?}: {reply:?}") };
+                assert_eq!(inode.effective.compression, Some(Compression::Zstd(7)), "{op:?}");
+            }
+        }
     }
 }
 

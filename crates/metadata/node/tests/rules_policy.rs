@@ -15,6 +15,7 @@ use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_meta::view::encode_dir_id;
 use kestrel_types::clock::{ManualClock, SECOND};
+use kestrel_types::compression::Compression;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
@@ -39,6 +40,16 @@ fn set(dir: u64, value: &str) -> Op {
 
 fn unset(dir: u64) -> Op {
     Op::RemoveXattr(InodeRef::by_id(dir), CONSISTENCY.as_bytes().into())
+}
+
+/// Sets or removes how what is below a directory is compressed.
+fn compress(dir: u64, value: Option<Compression>) -> Op {
+    match value {
+        Some(value) => {
+            set_as("kestrel.compression", &value.to_string(), dir, XattrFlags::default())
+        }
+        None => Op::RemoveXattr(InodeRef::by_id(dir), b"kestrel.compression"[..].into()),
+    }
 }
 
 /// The value of a directory's attribute, or the errno.
@@ -255,6 +266,48 @@ fn policies_in_answers() {
     f.check();
 }
 
+/// Opens for writing and creations tell how to compress, by the name that they go by, also where
+/// nothing may be kept.
+#[test]
+fn compression_in_answers() {
+    let f = fixture();
+    let (top, other) = (f.inode(mkdir("top")).ino, f.inode(mkdir("other")).ino);
+    let closed = f.inode(Op::MkDir(at(top, "closed"), 0o700)).ino;
+    let file = f.inode(create("top/closed/f")).ino;
+    f.inode(Op::Link(in_dir(file, closed, "f"), at(other, "g")));
+    let zstd = Some(Compression::Zstd(3));
+    let told = |op: Op| match f.call(op) {
+        Ok(Answer::Opened { inode, .. }) => inode.effective,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(Op::Open(in_dir(file, closed, "f"), WRITE)), Policy::default());
+    assert_eq!(f.errno(set_as("kestrel.compression", "zstd", top, XattrFlags::default())), 0);
+    assert_eq!(get(&f, top, "kestrel.compression").as_deref(), Ok("zstd:3"));
+    assert_eq!(listed(&f, top), b"kestrel.compression\0");
+    let compressed = Policy { compression: zstd, ..Policy::default() };
+    let truncate = OpenFlags { truncate: true, ..WRITE };
+    let made = |name: &str, dir: u64| {
+        let (place, flags) = (at(dir, name), WRITE);
+        Op::Create { place, mode: 0o600, flags, exclusive: true }
+    };
+    for (op, expected) in [
+        (Op::Open(in_dir(file, closed, "f"), WRITE), compressed),
+        (Op::Open(in_dir(file, closed, "f"), truncate), compressed),
+        (Op::OpenAt(at(closed, "f"), WRITE), compressed),
+        (Op::Open(in_dir(file, other, "g"), WRITE), Policy::default()),
+        (Op::OpenAt(at(other, "g"), WRITE), Policy::default()),
+        (made("h", closed), compressed),
+        (made("h", other), Policy::default()),
+        (Op::TmpFile { dir: closed, mode: 0o600, exclusive: true }, compressed),
+        (Op::TmpFile { dir: other, mode: 0o600, exclusive: true }, Policy::default()),
+    ] {
+        assert_eq!(told(op.clone()), expected, "{op:?}");
+    }
+    let set = f.errno(set_as("kestrel.compression", "gzip", top, XattrFlags::default()));
+    assert_eq!(set, libc::EINVAL);
+    f.check();
+}
+
 /// A crash after a policy was acknowledged as durable keeps it, and the mark of the volume.
 #[test]
 fn policies_after_a_crash() {
@@ -301,17 +354,21 @@ enum Step {
     MkDir(u8, u8),
     Rename(u8, u8, u8),
     Set(u8, Option<Consistency>),
+    Compress(u8, Option<Compression>),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     // No immutable directories: what those refuse is another test's matter.
     let value =
         prop::sample::select(vec![None, Some(Consistency::Strict), Some(Consistency::CloseToOpen)]);
+    let coding =
+        prop::sample::select(vec![None, Some(Compression::None), Some(Compression::Zstd(5))]);
     let step = prop_oneof![
         2 => (any::<u8>(), 0..4u8).prop_map(|(dir, name)| Step::MkDir(dir, name)),
         2 => (any::<u8>(), any::<u8>(), 0..4u8)
             .prop_map(|(from, to, name)| Step::Rename(from, to, name)),
         3 => (any::<u8>(), value).prop_map(|(dir, value)| Step::Set(dir, value)),
+        2 => (any::<u8>(), coding).prop_map(|(dir, value)| Step::Compress(dir, value)),
     ];
     prop::collection::vec(step, 1..40)
 }
@@ -321,14 +378,19 @@ type Tree = BTreeMap<u64, (u64, Policy)>;
 
 fn expected(tree: &Tree, dir: u64) -> (Policy, String) {
     let (mut at, mut above) = (dir, 0);
+    let (mut policy, mut text) = (Policy::default(), String::new());
     loop {
         let (parent, own) = tree[&at];
-        if let Some(value) = own.consistency {
-            let text = format!("consistency={} above={above} inode={at}\n", value.name());
-            return (own, text);
+        if let (None, Some(value)) = (policy.consistency, own.consistency) {
+            policy.consistency = Some(value);
+            text += &format!("consistency={} above={above} inode={at}\n", value.name());
+        }
+        if let (None, Some(value)) = (policy.compression, own.compression) {
+            policy.compression = Some(value);
+            text += &format!("compression={value} above={above} inode={at}\n");
         }
         if at == ROOT {
-            return (Policy::default(), String::new());
+            return (policy, text);
         }
         (at, above) = (parent, above + 1);
     }
@@ -380,6 +442,14 @@ proptest! {
                     let missing = value.is_none() && !known;
                     prop_assert_eq!(errno, if missing { libc::ENODATA } else { 0 });
                     tree.get_mut(&dir).unwrap().1.consistency = value;
+                }
+                Step::Compress(dir, value) => {
+                    let dir = pick(&tree, dir);
+                    let own = &mut tree.get_mut(&dir).unwrap().1.compression;
+                    let missing = value.is_none() && own.is_none();
+                    let errno = f.errno(compress(dir, value));
+                    prop_assert_eq!(errno, if missing { libc::ENODATA } else { 0 });
+                    *own = value;
                 }
             }
             for dir in tree.keys() {

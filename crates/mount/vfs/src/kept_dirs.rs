@@ -131,7 +131,7 @@ mod tests {
     const IMMUTABLE: Option<Consistency> = Some(Consistency::Immutable);
 
     fn dir(consistency: Option<Consistency>, mode: u16) -> Inode {
-        let effective = Policy { consistency };
+        let effective = Policy { consistency, ..Policy::default() };
         Inode { mode, effective, ..Inode::new(7, Kind::Dir, 0, 1) }
     }
 

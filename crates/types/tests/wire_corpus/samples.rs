@@ -126,7 +126,7 @@ fn inode(data: Data) -> Box<Inode> {
 }
 
 fn inode_with_policy() -> Box<Inode> {
-    let effective = Policy { consistency: Some(Consistency::Immutable) };
+    let effective = Policy { consistency: Some(Consistency::Immutable), compression: None };
     Box::new(Inode { effective, ..*inode(Data::None) })
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
+use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Name;
@@ -86,8 +87,13 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
         Some(Consistency::CloseToOpen),
         Some(Consistency::Immutable),
     ];
-    (prop::sample::select(values.to_vec()), any::<bool>())
-        .prop_map(|(consistency, in_use)| PolicyRecord { own: Policy { consistency }, in_use })
+    let codings =
+        [None, Some(Compression::None), Some(Compression::Lz4), Some(Compression::Zstd(9))];
+    (prop::sample::select(values.to_vec()), prop::sample::select(codings.to_vec()), any::<bool>())
+        .prop_map(|(consistency, compression, in_use)| PolicyRecord {
+            own: Policy { consistency, compression },
+            in_use,
+        })
         .boxed()
 }
 

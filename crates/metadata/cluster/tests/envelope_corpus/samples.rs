@@ -200,7 +200,7 @@ fn dirs() -> Vec<(&'static str, Message)> {
     let fetch = |want| Message::Fetch { number: 300, table: 5, want };
     let dir_with =
         |policy| Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100, policy };
-    let own = Policy { consistency: Some(Consistency::Immutable) };
+    let own = Policy { consistency: Some(Consistency::Immutable), compression: None };
     let policy = PolicyRecord { own, in_use: true };
     vec![
         ("fetch", fetch(Want::Name(1, b"name"[..].into()))),

@@ -14,6 +14,7 @@
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, PathRef};
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
 use crate::content::{self, Content, Removal};
@@ -33,14 +34,18 @@ pub fn use_for(flags: &OpenFlags) -> InodeUse {
 /// Runs Open.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFlags) -> Run<Answer> {
     let found = view.find(inode, use_for(flags))?;
-    if is_change(&found, flags) {
-        view.check_inode_changes(&found, inode)?;
-    }
+    let policy = match is_change(&found, flags) {
+        true => view.check_inode_changes(&found, inode)?,
+        false => Policy::default(),
+    };
     let (ino, strayed) = (found.inode.ino, view.strayed(inode, &found));
     if strayed.is_some() {
         view.need_exclusive()?;
     }
-    let answer = existing(view, creds, found, flags, None)?;
+    let mut answer = existing(view, creds, found, flags, None)?;
+    if let Answer::Opened { inode, .. } = &mut answer {
+        inode.effective.compression = policy.compression;
+    }
     if let Some((parent, name)) = strayed {
         view.move_to(ino, parent, &name);
     }

@@ -43,7 +43,7 @@ pub fn get(view: &mut View<'_>, inode: &InodeRef, field: &[u8]) -> Run<Answer> {
         return Err(fail(libc::ENODATA, "there is no policy field of this name"));
     };
     match view.own_policy(&found.inode)?.own.value(field) {
-        Some(value) => Ok(Answer::Bytes(value.as_bytes().into())),
+        Some(value) => Ok(Answer::Bytes(value.into_bytes().into())),
         None => Err(MISSING),
     }
 }
@@ -74,6 +74,7 @@ pub fn list(view: &View<'_>, inode: &Inode, names: &mut Vec<u8>) -> Run<()> {
     for field in PolicyField::ALL {
         let listed = match field {
             PolicyField::Consistency => own.consistency.is_some() && !own.is_immutable(),
+            PolicyField::Compression => own.compression.is_some(),
         };
         if listed {
             names.extend_from_slice(XATTR_PREFIX);
@@ -98,6 +99,9 @@ pub fn set(
         return Err(match field {
             PolicyField::Consistency => {
                 fail(libc::EINVAL, "kestrel.consistency takes strict, close-to-open or immutable")
+            }
+            PolicyField::Compression => {
+                fail(libc::EINVAL, "kestrel.compression takes none, lz4, zstd or zstd:LEVEL")
             }
         });
     }
@@ -185,12 +189,16 @@ fn write(view: &mut View<'_>, found: LocatedInode, mut record: PolicyRecord) -> 
     Ok(Answer::Done)
 }
 
-/// Has an answer say what decides how its client may keep what it tells: the effective policy of
-/// the inode in it, where that is not what a mount does anyway.
+/// Has an answer say what decides what its client does: the effective policy of the inode in it,
+/// where that is not what a mount does anyway. Of an open by number [`super::open`] says it.
 pub fn tell(view: &mut View<'_>, op: &Op, answer: &mut Answer) -> Run<()> {
     match answer {
         Answer::Entry { parent, inode } | Answer::Opened { parent: Some(parent), inode, .. } => {
             inode.effective = named(view, *parent, inode)?;
+        }
+        Answer::Opened { parent: None, inode, .. } => {
+            let Op::TmpFile { dir, .. } = op else { return Ok(()) };
+            inode.effective.compression = view.handed_down_by(*dir)?.compression;
         }
         // One that is being changed has its row locked, and its dentry is not to be had.
         Answer::Inode(inode) if inode.kind == Kind::Dir => {
@@ -212,18 +220,19 @@ pub fn tell(view: &mut View<'_>, op: &Op, answer: &mut Answer) -> Run<()> {
     Ok(())
 }
 
-/// The same of what has a name in a directory. Nothing where a client would keep what others can
-/// change through another name, or a name that not every user may look up: the kernel checks no
+/// The same of what has a name in a directory. No consistency where a client would keep what others
+/// can change through another name, or a name that not every user may look up: the kernel checks no
 /// search permission for what it keeps.
 fn named(view: &mut View<'_>, parent: InodeId, inode: &Inode) -> Run<Policy> {
     let Some(dir) = view.find_dir(parent)? else { return Ok(Policy::default()) };
     let above = view.handed_down(&dir)?;
     let is_dir = inode.kind == Kind::Dir;
-    if !is_searched_by_all(&dir) || !is_dir && inode.nlink > 1 {
-        return Ok(Policy::default());
-    }
     let own = if is_dir { view.own_policy(inode)?.own } else { Policy::default() };
-    Ok(own.over(above))
+    let mut policy = own.over(above);
+    if !is_searched_by_all(&dir) || !is_dir && inode.nlink > 1 {
+        policy.consistency = None;
+    }
+    Ok(policy)
 }
 
 /// Whether every user may look names up in a directory.

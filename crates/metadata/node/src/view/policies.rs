@@ -142,9 +142,12 @@ impl View<'_> {
         perm::check_policy(self.handed_down(dir)?)
     }
 
-    /// Fails with `EPERM` if an inode that a request names stays as it is.
+    /// What counts for an inode that a request names and changes: fails with `EPERM` if it stays as
+    /// it is.
     #[inline]
-    pub fn check_inode_changes(&mut self, found: &LocatedInode, asked: &InodeRef) -> Run<()> {
-        perm::check_policy(self.policy_of(found, asked)?)
+    pub fn check_inode_changes(&mut self, found: &LocatedInode, asked: &InodeRef) -> Run<Policy> {
+        let policy = self.policy_of(found, asked)?;
+        perm::check_policy(policy)?;
+        Ok(policy)
     }
 }
