@@ -22,6 +22,11 @@
 //! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
 //! at once. Large payloads are uploads of their own, as many at a time as the settings allow.
 //!
+//! **Compression.** Payloads that are to be compressed otherwise than the store does by itself
+//! ([`Packer::store_compressed`]) share no object with others. They are uploaded, also to a store
+//! that appends: nothing can be appended to a compressed object. The threads for that are started
+//! when the first such payload comes.
+//!
 //! **What is promised.** A callback with success means that the bytes survive the death of the
 //! process; a later [`BlockStore::sync`] makes them durable (which an acknowledged upload is at
 //! once).
@@ -38,10 +43,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kestrel_types::compression::Compression;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::range::{RANGE_BYTES_MAX, Range};
 use parking_lot::{Mutex, RwLock};
@@ -162,21 +168,20 @@ pub struct PackerStats {
 pub struct Packer {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The uploader threads run.
+    uploads: AtomicBool,
 }
 
 struct Shared {
     config: PackerConfig,
     writer: PackWriter,
-    path: Path,
+    /// Open packs, if the store appends.
+    streams: Option<PackStreams>,
+    /// What is put as whole objects: everything, if the store does not append.
+    uploads: Uploads,
     /// Whether the packer is closed. Held for reading while something is taken in, so that closing
     /// waits for it.
     closed: RwLock<bool>,
-}
-
-/// How bytes get into the store.
-enum Path {
-    Append(PackStreams),
-    Upload(Uploads),
 }
 
 impl Packer {
@@ -195,26 +200,43 @@ impl Packer {
             uploads: config.uploads.max(1),
             ..config
         };
-        let appends = store.appends().is_some();
-        let path = if appends {
-            Path::Append(PackStreams::new(config.streams))
-        } else {
-            Path::Upload(Uploads::new(&config))
-        };
-        let threads = if appends { 1 } else { config.uploads };
-        let name = if appends { "kestrel-packer" } else { "kestrel-upload" };
+        let streams = store.appends().map(|_| PackStreams::new(config.streams));
+        let uploads = Uploads::new(&config);
         let writer = PackWriter::new(store, ids, &config);
-        let shared = Arc::new(Shared { writer, path, closed: RwLock::new(false), config });
-        let packer = Self { shared, threads: Mutex::default() };
-        for _ in 0..threads {
-            let shared = Arc::clone(&packer.shared);
-            let thread = std::thread::Builder::new()
-                .name(name.to_string())
-                .spawn(move || shared.attend())
-                .map_err(|source| Error::from_io("starting a thread", None, source))?;
-            packer.threads.lock().push(thread);
+        let closed = RwLock::new(false);
+        let shared = Arc::new(Shared { writer, streams, uploads, closed, config });
+        let (threads, uploads) = (Mutex::default(), AtomicBool::new(false));
+        let packer = Self { shared, threads, uploads };
+        match packer.shared.streams {
+            Some(_) => {
+                let shared = packer.shared.clone();
+                let seal = move || {
+                    if let Some(streams) = &shared.streams {
+                        streams.seal_idle(shared.config.idle);
+                    }
+                };
+                start("kestrel-packer", seal, &mut packer.threads.lock())?;
+            }
+            None => packer.start_uploads()?,
         }
         Ok(packer)
+    }
+
+    /// Starts the uploader threads, unless they run.
+    fn start_uploads(&self) -> Result<()> {
+        if self.uploads.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut threads = self.threads.lock();
+        if !self.uploads.load(Ordering::Acquire) {
+            for _ in 0..self.shared.config.uploads {
+                let shared = self.shared.clone();
+                let work = move || shared.uploads.work(&shared.writer);
+                start("kestrel-upload", work, &mut threads)?;
+            }
+            self.uploads.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Stores `data` for `inode` (recorded for recovery, nothing else) and calls `done` once, on
@@ -229,7 +251,36 @@ impl Packer {
         inode: InodeId,
         done: Box<dyn FnOnce(Result<StoredRange>) + Send>,
     ) {
-        self.shared.accept(data.into(), inode, done);
+        self.store_compressed(data, inode, None, done);
+    }
+
+    /// Like [`Packer::store`], in an object that is compressed in this way; none: as the store does
+    /// it.
+    pub fn store_compressed(
+        &self,
+        data: impl Into<Payload>,
+        inode: InodeId,
+        compression: Option<Compression>,
+        done: Box<dyn FnOnce(Result<StoredRange>) + Send>,
+    ) {
+        let compression = self.beside(compression);
+        if compression.is_some()
+            && let Err(why) = self.start_uploads()
+        {
+            return done(Err(why));
+        }
+        self.shared.accept(data.into(), inode, compression, done);
+    }
+
+    /// Whether [`Packer::store_compressed`] may wait for the store on the thread that calls it.
+    pub fn waits(&self, compression: Option<Compression>) -> bool {
+        self.shared.streams.is_some() && self.beside(compression).is_none()
+    }
+
+    /// How to compress, where that is not what the store does anyway, or cannot do.
+    fn beside(&self, compression: Option<Compression>) -> Option<Compression> {
+        let own = compression.and_then(|_| self.shared.writer.store.compression())?;
+        compression.filter(|compression| *compression != own)
     }
 
     /// Whether a reference may still come to bytes of this object that nothing refers to yet.
@@ -253,7 +304,7 @@ impl Packer {
 
     /// Seals all open packs: the next round begins new ones.
     pub fn seal_all(&self) {
-        if let Path::Append(streams) = &self.shared.path {
+        if let Some(streams) = &self.shared.streams {
             streams.seal_all();
         }
     }
@@ -262,10 +313,10 @@ impl Packer {
     /// from a callback.
     pub fn close(&self) {
         *self.shared.closed.write() = true;
-        match &self.shared.path {
-            Path::Append(streams) => streams.close(),
-            Path::Upload(uploads) => uploads.close(),
+        if let Some(streams) = &self.shared.streams {
+            streams.close();
         }
+        self.shared.uploads.close();
         for thread in std::mem::take(&mut *self.threads.lock()) {
             if thread.thread().id() != std::thread::current().id() {
                 // Callbacks' panics are caught; the hook has printed them.
@@ -283,7 +334,13 @@ impl Drop for Packer {
 }
 
 impl Shared {
-    fn accept(&self, payload: Payload, inode: InodeId, done: Done) {
+    fn accept(
+        &self,
+        payload: Payload,
+        inode: InodeId,
+        compression: Option<Compression>,
+        done: Done,
+    ) {
         if payload.is_empty() || payload.len() > RANGE_BYTES_MAX as usize {
             return done(Err(Error::Invalid { what: "stored data must have 1 byte to 16 MiB" }));
         }
@@ -293,27 +350,30 @@ impl Shared {
             return done(Err(Error::Closed { during: "storing data" }));
         }
         let checks = frame::data_checks(&payload);
-        let submission = Submission { payload, checks, inode, done };
-        match &self.path {
-            Path::Upload(uploads) => uploads.add(submission, self.config.own_object_bytes),
-            Path::Append(_) if submission.payload.len() >= self.config.own_object_bytes => {
+        let submission = Submission { payload, checks, inode, compression, done };
+        match &self.streams {
+            Some(streams) if compression.is_none() => {
+                if submission.payload.len() < self.config.own_object_bytes {
+                    return streams.combine(&self.writer, self.config.pack_bytes, submission);
+                }
                 let round = vec![submission];
                 let results = self.writer.write_object(&round);
                 complete(round, results);
             }
-            Path::Append(streams) => {
-                streams.combine(&self.writer, self.config.pack_bytes, submission)
-            }
+            _ => self.uploads.add(submission, self.config.own_object_bytes),
         }
     }
+}
 
-    /// What the packer's own threads do.
-    fn attend(&self) {
-        match &self.path {
-            Path::Append(streams) => streams.seal_idle(self.config.idle),
-            Path::Upload(uploads) => uploads.work(&self.writer),
-        }
-    }
+/// Starts a thread and has it joined with the others.
+fn start(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_string()).spawn(work);
+    threads.push(thread.map_err(|source| Error::from_io("starting a thread", None, source))?);
+    Ok(())
 }
 
 /// Runs every callback of a round. The thread runs callbacks of others too, so one that panics (the

@@ -26,6 +26,7 @@ use std::io::{IoSlice, IoSliceMut};
 
 use bytes::Bytes;
 use kestrel_types::clock::Nanos;
+use kestrel_types::compression::Compression;
 use kestrel_types::ids::ObjectId;
 
 use crate::error::Result;
@@ -58,6 +59,26 @@ pub trait BlockStore: Send + Sync {
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         self.put(object, &slices)
     }
+
+    /// Like [`BlockStore::put_shared`], compressed in this way whatever [`BlockStore::compression`]
+    /// says. A store that does not compress stores the object as it comes.
+    fn put_compressed(
+        &self,
+        object: ObjectId,
+        parts: &[Bytes],
+        _compression: Compression,
+    ) -> Result<()> {
+        self.put_shared(object, parts)
+    }
+
+    /// How [`BlockStore::put`] compresses; none: the store does not compress.
+    fn compression(&self) -> Option<Compression> {
+        None
+    }
+
+    /// Tells the store that objects may be compressed, though its volume's settings say nothing of
+    /// that: somebody put one by [`BlockStore::put_compressed`].
+    fn expect_compressed(&self) {}
 
     /// The store's ability to append to objects, if it has it.
     fn appends(&self) -> Option<&dyn AppendStore> {

@@ -55,7 +55,7 @@ impl PackStream {
 
 /// Writes rounds to the store.
 pub(super) struct PackWriter {
-    store: Arc<dyn BlockStore>,
+    pub store: Arc<dyn BlockStore>,
     pub ids: Arc<dyn ObjectIds>,
     volume: VolumeId,
     pack_bytes: u64,
@@ -201,7 +201,8 @@ impl PackWriter {
         Ok(self.begin(create)?.1)
     }
 
-    /// Writes a round as one whole object. All members or none.
+    /// Writes a round as one whole object, compressed as its first member asks for. All members or
+    /// none.
     pub fn write_object(&self, round: &[Submission]) -> Result<Vec<StoredRange>> {
         let kind = if round.len() == 1 { ObjectKind::Block } else { ObjectKind::Pack };
         let put = |object| {
@@ -209,7 +210,11 @@ impl PackWriter {
             let pin = self.pins.pin(object);
             let plan = self.plan(object, kind, 0, round)?;
             crash::point("data.pack.before-write");
-            self.store.put_shared(object, &plan.gather.into_shared())?;
+            let parts = plan.gather.into_shared();
+            match round.first().and_then(|member| member.compression) {
+                Some(compression) => self.store.put_compressed(object, &parts, compression)?,
+                None => self.store.put_shared(object, &parts)?,
+            }
             crash::point("data.pack.written");
             Ok(stored_ranges(plan.ranges, &pin))
         };

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 
 use super::Done;
@@ -13,6 +14,8 @@ pub(super) struct Submission {
     /// [`crate::frame::data_checks`] of the payload.
     pub checks: Vec<u32>,
     pub inode: InodeId,
+    /// How its object is compressed; none: as the store does it.
+    pub compression: Option<Compression>,
     pub done: Done,
 }
 

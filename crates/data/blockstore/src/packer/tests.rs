@@ -10,7 +10,7 @@ use crate::reader::{Reader, ReaderConfig};
 use crate::scan::scan;
 use crate::store::failing::{Fault, Rule, StoreCall};
 use crate::store::local::LocalConfig;
-use crate::store::{FailingStore, LocalStore, MemoryStore, list_all};
+use crate::store::{CodedStore, FailingStore, LocalStore, MemoryStore, list_all};
 
 const VOLUME: VolumeId = [9; 16];
 
@@ -283,7 +283,7 @@ fn numbers_of_existing_objects_are_passed_over() {
 }
 
 fn all_sealed(packer: &Packer) -> bool {
-    matches!(&packer.shared.path, Path::Append(streams) if streams.all_sealed())
+    packer.shared.streams.as_ref().is_some_and(PackStreams::all_sealed)
 }
 
 /// Packs grow over rounds, are sealed when they are full or idle, and are pinned while they are
@@ -434,4 +434,65 @@ fn storing_while_a_number_is_being_got_does_not_hang() {
     for _ in 0..20 {
         assert!(receiver.recv_timeout(Duration::from_secs(20)).unwrap());
     }
+}
+
+/// Stores payloads, each compressed as the policy of its directory says; where each is.
+fn store_each(
+    packer: &Packer,
+    payloads: Vec<(Option<Compression>, Vec<u8>)>,
+) -> Vec<(Option<Compression>, Vec<u8>, StoredRange)> {
+    let (sender, receiver) = mpsc::channel();
+    for (number, (compression, data)) in payloads.iter().enumerate() {
+        let sender = sender.clone();
+        let done = move |result: Result<StoredRange>| {
+            sender.send((number, result.unwrap())).unwrap();
+        };
+        packer.store_compressed(data.clone(), 7, *compression, Box::new(done));
+    }
+    drop(sender);
+    let mut stored: Vec<_> = receiver.iter().collect();
+    stored.sort_unstable_by_key(|(number, _)| *number);
+    let with_range = |((compression, data), (_, range))| (compression, data, range);
+    payloads.into_iter().zip(stored).map(with_range).collect()
+}
+
+/// What is compressed in different ways shares no object, whether the store appends or not, and a
+/// reader that knows nothing of that reads all of it.
+#[test]
+fn one_object_for_each_compression() {
+    let ways = [None, Some(Compression::None), Some(Compression::Lz4), Some(Compression::Zstd(3))];
+    for (name, inner, _dir) in stores() {
+        let packer = packer(Arc::new(CodedStore::of_plain(inner.clone(), VOLUME)));
+        let payloads = (0..240).map(|i| {
+            let len = [100, 5000, 70_000, 1_100_000][i / 60];
+            (ways[i % 4], (0..len).map(|byte| ((byte / 50 + i) % 7) as u8).collect())
+        });
+        let stored = store_each(&packer, payloads.collect());
+        packer.close();
+        let reading: Arc<dyn BlockStore> = Arc::new(CodedStore::of_plain(inner.clone(), VOLUME));
+        let mut known = std::collections::BTreeMap::new();
+        for (compression, data, StoredRange { range, .. }) in &stored {
+            assert_eq!(read_all(&reading, *range).unwrap(), *data, "{name}");
+            // What the volume does anyway is no way of its own.
+            let way = compression.filter(|way| *way != Compression::None);
+            assert_eq!(*known.entry(range.object).or_insert(way), way, "{name}");
+        }
+        for (object, way) in known {
+            let (plain, listed) = (reading.size(object).unwrap(), inner.size(object).unwrap());
+            assert_eq!(listed != plain, way.is_some(), "{name}: {listed} of {plain} bytes");
+        }
+    }
+}
+
+/// A store that does not compress gets everything as it comes, and no thread for uploads.
+#[test]
+fn compression_of_a_plain_store() {
+    let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
+    let packer = packer(store.clone());
+    assert!(packer.waits(Some(Compression::Lz4)));
+    let data = vec![(Some(Compression::Lz4), vec![1; 5000]), (None, vec![2; 5000])];
+    let stored = store_each(&packer, data);
+    assert_eq!(packer.threads.lock().len(), 1);
+    assert_eq!(stored[0].2.range.object, stored[1].2.range.object);
+    assert_eq!(read_all(&store, stored[0].2.range).unwrap(), vec![1; 5000]);
 }

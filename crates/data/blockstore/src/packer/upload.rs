@@ -2,10 +2,13 @@
 //!
 //! Large payloads go up alone as soon as a thread is free. Small ones share objects (when,
 //! [`super::gather`] decides), come first, and always find a thread: large ones leave one to them.
+//! An object is compressed in one way, so small ones that are to be compressed in different ways
+//! gather by themselves.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use kestrel_types::compression::Compression;
 use parking_lot::{Condvar, Mutex};
 
 use super::PackerConfig;
@@ -14,10 +17,17 @@ use super::gather::{Due, Gather};
 use super::pack::PackWriter;
 use super::queue::{Queue, Submission};
 
-struct State {
-    /// Payloads that share objects.
-    small: Queue,
+/// Payloads that share objects, all of them to be compressed in the same way.
+struct Group {
+    compression: Option<Compression>,
+    waiting: Queue,
     gather: Gather,
+}
+
+struct State {
+    /// One for each way to compress that there was, in the order in which they came: no more than
+    /// there are settings.
+    small: Vec<Group>,
     /// Payloads that are objects of their own.
     large: VecDeque<Submission>,
     /// Uploads of large payloads under way.
@@ -31,28 +41,50 @@ pub(super) struct Uploads {
     /// Signalled when there may be something to do for one more thread.
     work: Condvar,
     pack_bytes: u64,
+    parallel_bytes: u64,
     large_max: usize,
 }
 
 /// Something for one thread to upload.
 struct Round {
     members: Vec<Submission>,
-    is_large: bool,
+    /// The group it is of; none of a large payload.
+    group: Option<usize>,
+}
+
+impl State {
+    /// The first group that is due, or the moment when the next one will be.
+    fn due(&self, now: Instant) -> Result<usize, Option<Instant>> {
+        let mut next: Option<Instant> = None;
+        for (index, group) in self.small.iter().enumerate() {
+            let due = match group.waiting.len() {
+                0 => Due::Later,
+                _ if self.closed => Due::Now,
+                waiting => group.gather.due(now, waiting, group.waiting.bytes()),
+            };
+            match due {
+                Due::Now => return Ok(index),
+                Due::At(until) => next = Some(next.map_or(until, |next| next.min(until))),
+                Due::Later => {}
+            }
+        }
+        Err(next)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.large.is_empty() && self.small.iter().all(|group| group.waiting.is_empty())
+    }
 }
 
 impl Uploads {
     pub fn new(config: &PackerConfig) -> Self {
-        let state = State {
-            small: Queue::default(),
-            gather: Gather::new(config.parallel_upload_bytes),
-            large: VecDeque::new(),
-            large_under_way: 0,
-            closed: false,
-        };
+        let state =
+            State { small: Vec::new(), large: VecDeque::new(), large_under_way: 0, closed: false };
         Self {
             state: Mutex::new(state),
             work: Condvar::new(),
             pack_bytes: config.pack_bytes,
+            parallel_bytes: config.parallel_upload_bytes,
             large_max: config.uploads.saturating_sub(1).max(1),
         }
     }
@@ -63,8 +95,16 @@ impl Uploads {
         if submission.payload.len() >= large_bytes {
             state.large.push_back(submission);
         } else {
-            state.gather.arrived(Instant::now());
-            state.small.push(submission);
+            let compression = submission.compression;
+            let known = state.small.iter().position(|group| group.compression == compression);
+            let index = known.unwrap_or_else(|| {
+                let gather = Gather::new(self.parallel_bytes);
+                state.small.push(Group { compression, waiting: Queue::default(), gather });
+                state.small.len() - 1
+            });
+            let group = &mut state.small[index];
+            group.gather.arrived(Instant::now());
+            group.waiting.push(submission);
         }
         drop(state);
         self.work.notify_one();
@@ -87,11 +127,13 @@ impl Uploads {
 
     fn ended(&self, round: &Round, took: Duration) {
         let mut state = self.state.lock();
-        if round.is_large {
-            state.large_under_way -= 1;
-        } else {
-            let waiting = state.small.len();
-            state.gather.end(Instant::now(), round.members.len(), took, waiting);
+        match round.group {
+            None => state.large_under_way -= 1,
+            Some(index) => {
+                let group = &mut state.small[index];
+                let waiting = group.waiting.len();
+                group.gather.end(Instant::now(), round.members.len(), took, waiting);
+            }
         }
         drop(state);
         // This thread is about to call back, which may take a while: another one looks for what
@@ -103,21 +145,17 @@ impl Uploads {
     fn next(&self) -> Option<Round> {
         let mut state = self.state.lock();
         loop {
-            let now = Instant::now();
-            let due = match state.small.len() {
-                0 => Due::Later,
-                _ if state.closed => Due::Now,
-                waiting => state.gather.due(now, waiting, state.small.bytes()),
-            };
-            if due == Due::Now {
-                let members = state.small.take(self.pack_bytes);
-                state.gather.begin(members.len());
-                let more = !state.small.is_empty() || !state.large.is_empty();
+            let due = state.due(Instant::now());
+            if let Ok(index) = due {
+                let group = &mut state.small[index];
+                let members = group.waiting.take(self.pack_bytes);
+                group.gather.begin(members.len());
+                let more = !state.is_empty();
                 drop(state);
                 if more {
                     self.work.notify_one();
                 }
-                return Some(Round { members, is_large: false });
+                return Some(Round { members, group: Some(index) });
             }
             if state.large_under_way < self.large_max
                 && let Some(member) = state.large.pop_front()
@@ -127,14 +165,14 @@ impl Uploads {
                 // Also passes on a signal that was meant for small ones, which may be due at a
                 // later moment.
                 self.work.notify_one();
-                return Some(Round { members: vec![member], is_large: true });
+                return Some(Round { members: vec![member], group: None });
             }
-            if state.closed && state.small.is_empty() && state.large.is_empty() {
+            if state.closed && state.is_empty() {
                 return None;
             }
             match due {
-                Due::At(until) => drop(self.work.wait_until(&mut state, until)),
-                Due::Now | Due::Later => self.work.wait(&mut state),
+                Err(Some(until)) => drop(self.work.wait_until(&mut state, until)),
+                _ => self.work.wait(&mut state),
             }
         }
     }

@@ -20,6 +20,13 @@
 //! may change at any time: what is coded, what is not, and what was coded otherwise lie side by
 //! side in one store. Listings contain stored sizes.
 //!
+//! **Volumes with settings that code nothing** ([`CodedStore::of_plain`]). Objects may be
+//! compressed all the same, where a directory's policy says so. To look at each object's beginning
+//! would cost a volume without such policies a request for each object. So objects are read as they
+//! are stored until a compressed one shows: it is put here, [`BlockStore::expect_compressed`] tells
+//! of it, or a reader finds bytes that do not match their checksum and reads them by
+//! [`BlockStore::read_fresh`], which always looks. From then on each object is looked at.
+//!
 //! What the store returns is verified before anything is made of it: a chunk that is not what was
 //! stored, in its position in its object in its volume, is `Corrupt`. What cannot be verified (no
 //! key for it, a newer format, not encrypted where everything must be) is `Coding`, which is never
@@ -31,7 +38,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
@@ -85,7 +92,12 @@ pub struct Coding {
 impl Coding {
     /// Whether new objects are stored otherwise than they come.
     fn changes_objects(&self) -> bool {
-        self.compression != Compression::None
+        self.changes_compressed(self.compression)
+    }
+
+    /// The same of objects that are compressed like this.
+    fn changes_compressed(&self, compression: Compression) -> bool {
+        compression != Compression::None
             || self.cipher.as_ref().is_some_and(|keys| keys.write_key().is_some())
     }
 }
@@ -124,6 +136,8 @@ pub struct CodedStore {
     flights: Flights,
     buffers: Buffers,
     stats: CodedStats,
+    /// An object may be coded: each is looked at before it is read.
+    looks: AtomicBool,
 }
 
 /// How the store below is read.
@@ -149,7 +163,19 @@ impl CodedStore {
         let CodingMemory { kept_bytes, head_bytes } = CodingMemory::default();
         let (heads, flights) = (Heads::new(head_bytes), Flights::default());
         let (buffers, stats) = (Buffers::new(kept_bytes), CodedStats::default());
-        Self { inner, volume, coding, heads, flights, buffers, stats }
+        let looks = AtomicBool::new(true);
+        Self { inner, volume, coding, heads, flights, buffers, stats, looks }
+    }
+
+    /// The same of a volume with settings that code nothing: objects are read as they are stored
+    /// until a compressed one shows.
+    pub fn of_plain(inner: Arc<dyn BlockStore>, volume: VolumeId) -> Self {
+        Self { looks: AtomicBool::new(false), ..Self::new(inner, volume, Coding::default()) }
+    }
+
+    /// Whether each object is looked at before it is read.
+    fn looks(&self) -> bool {
+        self.looks.load(Ordering::Relaxed)
     }
 
     /// The same with other bounds of its memory.
@@ -200,6 +226,9 @@ impl CodedStore {
         }
         self.stats.heads_read.fetch_add(1, Ordering::Relaxed);
         let coding = self.classify(object, &start, how)?;
+        if matches!(coding, ObjectCoding::Coded(_)) {
+            self.looks.store(true, Ordering::Relaxed);
+        }
         self.heads.insert(object, coding.clone());
         Ok(Found { coding, start })
     }
@@ -282,6 +311,9 @@ impl CodedStore {
         how: How,
     ) -> Result<bool> {
         let until = offset.saturating_add(total_len(parts) as u64);
+        if !self.looks() && how != How::Fresh {
+            return self.read_plain(object, offset, parts, how);
+        }
         let found = match how {
             How::Now => match self.heads.get(object) {
                 Some(coding) => Found { coding, start: Vec::new() },
@@ -300,26 +332,38 @@ impl CodedStore {
                     OutputBuffers::new(parts).push(bytes);
                     return Ok(true);
                 }
-                match how {
-                    How::Wait => self.inner.read(object, offset, parts).map(|()| true),
-                    How::Fresh => self.inner.read_fresh(object, offset, parts).map(|()| true),
-                    How::Now => Ok(self.inner.try_read_nowait(object, offset, parts)?.is_some()),
-                }
+                self.read_plain(object, offset, parts, how)
             }
         }
     }
-}
 
-impl BlockStore for CodedStore {
-    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
-        if !self.coding.changes_objects() {
-            return self.inner.put(object, parts);
+    /// Reads bytes as they are stored; false if that would block and `how` forbids it.
+    fn read_plain(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+        how: How,
+    ) -> Result<bool> {
+        match how {
+            How::Wait => self.inner.read(object, offset, parts).map(|()| true),
+            How::Fresh => self.inner.read_fresh(object, offset, parts).map(|()| true),
+            How::Now => Ok(self.inner.try_read_nowait(object, offset, parts)?.is_some()),
         }
-        let (volume, compression, keys) =
-            (self.volume, self.coding.compression, self.coding.cipher.as_ref());
+    }
+
+    /// Codes an object and puts it.
+    fn put_coded(
+        &self,
+        object: ObjectId,
+        parts: &[IoSlice<'_>],
+        compression: Compression,
+    ) -> Result<()> {
+        let (volume, keys) = (self.volume, self.coding.cipher.as_ref());
         let coded = Encoder { volume, compression, keys }.encode(object, parts, &self.buffers)?;
         let stored_bytes = coded.len() as u64;
         let coded = Bytes::from(coded);
+        self.looks.store(true, Ordering::Relaxed);
         let done = self.inner.put_shared(object, std::slice::from_ref(&coded));
         // Used again unless it is still held: by a cache, or by a connection that broke.
         if let Ok(coded) = coded.try_into_mut() {
@@ -331,13 +375,39 @@ impl BlockStore for CodedStore {
         self.stats.stored_bytes_written.fetch_add(stored_bytes, Ordering::Relaxed);
         Ok(())
     }
+}
+
+impl BlockStore for CodedStore {
+    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
+        match self.coding.changes_objects() {
+            true => self.put_coded(object, parts, self.coding.compression),
+            false => self.inner.put(object, parts),
+        }
+    }
 
     fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
-        if !self.coding.changes_objects() {
+        self.put_compressed(object, parts, self.coding.compression)
+    }
+
+    fn put_compressed(
+        &self,
+        object: ObjectId,
+        parts: &[Bytes],
+        compression: Compression,
+    ) -> Result<()> {
+        if !self.coding.changes_compressed(compression) {
             return self.inner.put_shared(object, parts);
         }
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        self.put(object, &slices)
+        self.put_coded(object, &slices, compression)
+    }
+
+    fn compression(&self) -> Option<Compression> {
+        Some(self.coding.compression)
+    }
+
+    fn expect_compressed(&self) {
+        self.looks.store(true, Ordering::Relaxed);
     }
 
     /// None while new objects are coded.
@@ -359,6 +429,9 @@ impl BlockStore for CodedStore {
     }
 
     fn read_up_to(&self, object: ObjectId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        if !self.looks() {
+            return self.inner.read_up_to(object, offset, out);
+        }
         let found =
             self.coding_of(object, Some(offset.saturating_add(out.len() as u64)), How::Wait)?;
         match &found.coding {
@@ -377,8 +450,8 @@ impl BlockStore for CodedStore {
     /// Only an object that is stored as it is can be left to the store's own cache: what has to be
     /// decoded is better read ahead into memory, by the threads that read ahead.
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
-        matches!(self.heads.get(object), Some(ObjectCoding::Plain))
-            && self.inner.prefetch(object, offset, len)
+        let is_plain = !self.looks() || matches!(self.heads.get(object), Some(ObjectCoding::Plain));
+        is_plain && self.inner.prefetch(object, offset, len)
     }
 
     fn read_fresh(
@@ -395,7 +468,8 @@ impl BlockStore for CodedStore {
     }
 
     fn near(&self) -> Option<&dyn LocalCache> {
-        self.inner.near().map(|_| self as &dyn LocalCache)
+        let cache = self.inner.near()?;
+        Some(if self.looks() { self } else { cache })
     }
 
     fn stats(&self, report: &mut dyn FnMut(&'static str, u64)) {

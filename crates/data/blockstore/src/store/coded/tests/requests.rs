@@ -228,3 +228,44 @@ fn local_cache_in_offsets_of_plain_bytes() {
     assert_eq!(cached.holds(1, 0, 10), 0);
     cached.fill(1, written.len() as u64, 10).unwrap();
 }
+
+/// A volume with settings that code nothing is read as if there were no layer, until something in
+/// it is compressed.
+#[test]
+fn plain_volume_until_a_compressed_object() {
+    let remote = Arc::new(Remote::new());
+    let store = CodedStore::of_plain(remote.clone(), VOLUME);
+    let content = bytes(300_000, 5);
+    for object in 1..=4 {
+        put(&store, object, &content);
+    }
+    let is = |object, offset: usize, len: usize| {
+        assert_eq!(read(&store, object, offset, len).unwrap(), content[offset..offset + len]);
+    };
+    is(1, 200_000, 1000);
+    is(1, 0, 1000);
+    assert_eq!(remote.take_counts(), (2, 2000));
+    assert!(store.near().unwrap().is_plain());
+    // Another client compresses one; bytes that make no sense are read again, which finds out.
+    let other = CodedStore::of_plain(remote.clone(), VOLUME);
+    let parts = [bytes::Bytes::from(content.clone())];
+    other.put_compressed(5, &parts, Compression::Zstd(3)).unwrap();
+    assert_ne!(read(&store, 5, 0, 1000).ok().as_deref(), Some(&content[..1000]));
+    remote.take_counts();
+    let mut out = vec![0; 1000];
+    store.read_fresh(5, 100_000, &mut [IoSliceMut::new(&mut out)]).unwrap();
+    assert_eq!(out, content[100_000..101_000]);
+    is(5, 250_000, 1000);
+    assert!(!store.near().unwrap().is_plain());
+    is(2, 200_000, 1000);
+    // Those that put one, or are told of one, know it without that.
+    let told = CodedStore::of_plain(remote.clone(), VOLUME);
+    told.expect_compressed();
+    for store in [&other, &told] {
+        assert_eq!(read(store, 5, 0, 1000).unwrap(), content[..1000]);
+        assert_eq!(read(store, 3, 7, 1000).unwrap(), content[7..1007]);
+    }
+    let sized = CodedStore::of_plain(remote, VOLUME);
+    assert_eq!(sized.size(5).unwrap(), content.len() as u64);
+    assert_eq!(read(&sized, 5, 0, 1000).unwrap(), content[..1000]);
+}
