@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use kestrel_blockstore::Grant;
 use kestrel_blockstore::packer::StoredRange;
 use kestrel_types::clock::Nanos;
+use kestrel_types::compression::Compression;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
@@ -68,6 +69,9 @@ impl WrittenPiece {
 pub(crate) struct FileState {
     /// As last acknowledged by the node.
     pub inode: Inode,
+    /// How its bytes are compressed when they are stored, as the policy of its directory said when
+    /// it was last opened for writing; none: as the volume's setting says.
+    pub compression: Option<Compression>,
     /// Present size, with what was written.
     pub size: u64,
     /// The largest size that the kernel may take it for; what it was told before the first open is
@@ -448,6 +452,7 @@ impl OpenFiles {
             readers: 0,
             writers: 0,
             was_read: false,
+            compression: None,
             inode,
         };
         let file = Arc::new(OpenFile {

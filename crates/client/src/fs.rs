@@ -24,6 +24,7 @@
 //! | `whole` | whole copies of files in the disk cache, for pass-through |
 //! | `background` | what a client does on its own: old bytes, deleted objects, sparse objects |
 //! | `compact` | compaction of one file: windows in many pieces are stored again in one |
+//! | `compression` | how bytes are compressed: what the policies of directories say |
 //! | `repack` | compaction of a volume: live bytes of sparse objects are stored together |
 //! | `repeat` | loops over requests |
 //! | `snapshots` | snapshots of directories; the file system at one of them |
@@ -38,6 +39,7 @@ mod background;
 mod by_number;
 mod chunk_lists;
 mod compact;
+mod compression;
 mod copy;
 mod flush;
 mod flush_next;
@@ -97,7 +99,7 @@ pub use crate::file::Outdated;
 use self::background::Background;
 use crate::accesses::Accesses;
 use crate::answering::is_answering;
-use crate::file::OpenFiles;
+use crate::file::{OpenFile, OpenFiles};
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
 use crate::inode_table::InodeTable;
@@ -486,6 +488,7 @@ impl Fs {
 
     /// Notes that the kernel will know an inode, and shows what is not committed in its attributes.
     fn introduce(&self, mut inode: Inode, place: Option<(InodeId, &Name)>) -> Inode {
+        self.learn_compression(&inode);
         self.known.learned(inode.ino, inode.kind, place);
         if inode.kind == Kind::File {
             self.known.told_as(inode.ino, inode.data_change);
@@ -513,15 +516,16 @@ impl Fs {
         if is_answering() { self.on_pool(job) } else { job(Turn::Run) }
     }
 
-    /// Stores bytes of a file; [`Packer::store`].
-    fn store_bytes(self: &Arc<Self>, payload: Payload, ino: InodeId, done: Stored) {
-        if self.store.appends().is_none() {
+    /// Stores bytes of a file; [`Packer::store_compressed`].
+    fn store_bytes(self: &Arc<Self>, payload: Payload, file: &OpenFile, done: Stored) {
+        let (ino, compression) = (file.ino, file.lock().compression);
+        if !self.packer.waits(compression) {
             // Its threads do the waiting.
-            return self.packer.store(payload, ino, done);
+            return self.packer.store_compressed(payload, ino, compression, done);
         }
         let fs = self.clone();
         self.where_waiting_is_fine(move |turn| match turn {
-            Turn::Run => fs.packer.store(payload, ino, done),
+            Turn::Run => fs.packer.store_compressed(payload, ino, compression, done),
             Turn::Late => done(Err(kestrel_blockstore::Error::Deadline {
                 during: "waiting for a thread to store",
             })),

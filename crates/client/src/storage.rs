@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `shared` | the block store of a volume that one process serves and others use |
 //!
-//! coding (compression, encryption), if objects are or may be coded; disk cache, if the mount has
+//! coding (compression, encryption); disk cache, if the mount has
 //! one: it holds what the store holds, so data encrypted there is encrypted here too; the store
 //! itself: a local directory, or a bucket of an S3 service.
 
@@ -282,13 +282,16 @@ impl Storage {
             };
             store = Arc::new(cached);
         }
-        if let Some(coding) = coding {
-            let memory = CodingMemory {
-                kept_bytes: options.memory.coding_kept_bytes as usize,
-                head_bytes: options.memory.head_bytes as usize,
-            };
-            store = Arc::new(CodedStore::new(store, volume, coding).with_memory(memory));
-        }
+        let memory = CodingMemory {
+            kept_bytes: options.memory.coding_kept_bytes as usize,
+            head_bytes: options.memory.head_bytes as usize,
+        };
+        let coded = match coding {
+            Some(coding) => CodedStore::new(store, volume, coding),
+            // A directory's policy may have objects compressed.
+            None => CodedStore::of_plain(store, volume),
+        };
+        store = Arc::new(coded.with_memory(memory));
         Ok(Self { store, whole, base })
     }
 

@@ -1,9 +1,11 @@
 //! Compaction: windows of a large file that many small writes cut to pieces are stored again in one
 //! piece.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_blockstore::{Payload, StoredRange, Turn};
+use kestrel_types::compression::Compression;
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
 use kestrel_types::ids::InodeId;
@@ -75,7 +77,8 @@ impl Fs {
             let page = super::wait(|done| self.chunk_page(file.ino, first, last, done))?;
             for (chunk, list) in page.lists {
                 let inode = self.known.reference(file.ino);
-                let folded = self.fold_windows(&inode, chunk, &list);
+                let compression = file.lock().compression;
+                let folded = self.fold_windows(&inode, chunk, &list, compression);
                 file.lock().chunks.remove(chunk);
                 all &= folded?.1;
             }
@@ -95,7 +98,9 @@ impl Fs {
     ) -> FsResult<(u64, bool)> {
         let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
         let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
-        let folded = self.fold_windows(inode, chunk, &list)?;
+        let asked = BTreeMap::from([(inode.ino, inode.clone())]);
+        let compression = self.compressions(asked).remove(&inode.ino);
+        let folded = self.fold_windows(inode, chunk, &list, compression)?;
         if let Some(file) = self.files.get(inode.ino) {
             file.lock().chunks.remove(chunk);
         }
@@ -107,10 +112,12 @@ impl Fs {
         inode: &InodeRef,
         chunk: u64,
         list: &ExtentList,
+        compression: Option<Compression>,
     ) -> FsResult<(u64, bool)> {
         let (mut folded, mut all) = (0, true);
         for window in list.windows_to_compact() {
-            if self.fold_window(inode, chunk, &list.slice(window, WINDOW_BYTES))? {
+            let window = list.slice(window, WINDOW_BYTES);
+            if self.fold_window(inode, chunk, &window, compression)? {
                 folded += 1;
             } else {
                 all = false;
@@ -126,6 +133,7 @@ impl Fs {
         inode: &InodeRef,
         chunk: u64,
         window: &[Extent],
+        compression: Option<Compression>,
     ) -> FsResult<bool> {
         let is_stored = |extent: &Extent| extent.source != Source::Hole;
         let (Some(first), Some(last)) =
@@ -150,7 +158,7 @@ impl Fs {
             }
             let mut offset = 0;
             for block in bytes.chunks(self.config.block_bytes as usize) {
-                let placed = self.store_now(inode.ino, block.to_vec())?;
+                let placed = self.store_now(inode.ino, block.to_vec(), compression)?;
                 new.push(Extent::of_range(pos + offset, placed.range));
                 offset += block.len() as u32;
                 pins.push(placed);
@@ -174,12 +182,18 @@ impl Fs {
         }
     }
 
-    fn store_now(self: &Arc<Self>, ino: InodeId, bytes: Vec<u8>) -> FsResult<StoredRange> {
+    fn store_now(
+        self: &Arc<Self>,
+        ino: InodeId,
+        bytes: Vec<u8>,
+        compression: Option<Compression>,
+    ) -> FsResult<StoredRange> {
         super::wait(|done| {
             let stored = move |placed: kestrel_blockstore::Result<StoredRange>| {
                 done(placed.map_err(|error| data_error(&error)))
             };
-            self.packer.store(Payload::from(bytes), ino, Box::new(stored));
+            let (payload, stored) = (Payload::from(bytes), Box::new(stored));
+            self.packer.store_compressed(payload, ino, compression, stored);
         })
     }
 }

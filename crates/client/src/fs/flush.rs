@@ -365,7 +365,7 @@ impl Fs {
             Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
             Err(error) => fs.flush_failed(&again, data_error(&error)),
         };
-        self.store_bytes(Payload::from(content), file.ino, Box::new(done));
+        self.store_bytes(Payload::from(content), file, Box::new(done));
     }
 
     /// Pieces were stored: commits if none is missing any more.

@@ -374,6 +374,8 @@ impl Fs {
     ) -> FsResult<Opened> {
         let Answer::Opened { inode, parent, .. } = answer else { return Err(unexpected(&answer)) };
         let mut inode = *inode;
+        self.learn_compression(&inode);
+        let compression = inode.effective.compression;
         if introduce {
             self.known.learned(inode.ino, inode.kind, parent.zip(name));
             self.known.told_as(inode.ino, inode.data_change);
@@ -385,6 +387,9 @@ impl Fs {
         state.executing += u32::from(flags.exec);
         state.readers += u32::from(flags.read || flags.exec);
         state.writers += u32::from(flags.write);
+        if flags.write {
+            state.compression = compression;
+        }
         state.was_read |= flags.read || flags.exec;
         drop(state);
         let handle = FileHandle {

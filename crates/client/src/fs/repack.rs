@@ -344,6 +344,9 @@ impl Fs {
     /// If the store cannot take it: then nothing more is tried.
     fn store_again(self: &Arc<Self>, batch: &[Piece]) -> FsResult<Vec<Option<StoredRange>>> {
         let read = self.read_pieces(batch);
+        let first = |piece: &Piece| piece.movers.first().map(|mover| mover.inode.clone());
+        let files = batch.iter().filter_map(first).map(|inode| (inode.ino, inode)).collect();
+        let compressions = self.compressions(files);
         let (send, receive) = mpsc::channel();
         let mut waiting = 0;
         for (at, bytes) in read {
@@ -353,7 +356,8 @@ impl Fs {
             let told = move |placed| {
                 let _ = send.send((at, placed));
             };
-            self.packer.store(Payload::from(bytes), ino, Box::new(told));
+            let (payload, compression) = (Payload::from(bytes), compressions.get(&ino).copied());
+            self.packer.store_compressed(payload, ino, compression, Box::new(told));
         }
         drop(send);
         let mut all: Vec<Option<StoredRange>> = batch.iter().map(|_| None).collect();

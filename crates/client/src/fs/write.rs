@@ -226,14 +226,13 @@ impl Fs {
 
     /// Stores a piece that is marked as being stored.
     pub(super) fn store_claimed(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: &Arc<Vec<u8>>) {
-        let (fs, file, again) = (self.clone(), file.clone(), bytes.clone());
-        let ino = file.ino;
+        let (fs, again, file_again) = (self.clone(), bytes.clone(), file.clone());
         let mut payload = Payload::new();
         payload.push_shared(bytes.clone(), 0..bytes.len());
-        let done = Box::new(move |placed| fs.stored(&file, &again, placed));
+        let done = Box::new(move |placed| fs.stored(&file_again, &again, placed));
         // In mode `commit` the node syncs the store before it acknowledges the commit, for all
         // files at once.
-        self.store_bytes(payload, ino, done);
+        self.store_bytes(payload, file, done);
     }
 
     /// A piece was stored, or could not be.
