@@ -78,6 +78,7 @@ suites=(
 suites+=(
     "s3-proxy 120 tests/s3/proxy.sh"
     "s3-pjdfstest 300 env KESTREL_STORE=s3 tests/posix/pjdfstest.sh"
+    "s3-policies 300 env KESTREL_STORE=s3 tests/posix/policies.sh"
     "s3-fsx 600 env KESTREL_STORE=s3 FSX_OPS=${S3_FSX_OPS:-1000} tests/posix/fsx.sh"
     "s3-compare 600 env KESTREL_STORE=s3 COMPARE_OPS=${S3_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
     "s3-kill 1200 env KESTREL_STORE=s3 CYCLES=${S3_CYCLES:-8} tests/crash/kill.sh"

@@ -1201,6 +1201,43 @@ def close_to_open_trees(d):
         assert os.stat(f"{d}/top/f").st_nlink == 1
 
 
+@statement("A14")
+def compressed_trees(d):
+    compression = "kestrel.compression"
+    os.makedirs(f"{d}/top/sub")
+    for value, shown in ((b"none", b"none"), (b"lz4", b"lz4"), (b"zstd", b"zstd:3")):
+        os.setxattr(f"{d}/top", compression, value)
+        assert os.getxattr(f"{d}/top", compression) == shown
+        assert os.listxattr(f"{d}/top") == [compression] and os.listxattr(f"{d}/top/sub") == []
+        inode = os.stat(f"{d}/top").st_ino
+        effective = os.getxattr(f"{d}/top/sub", "kestrel.policy").decode()
+        assert effective == f"compression={shown.decode()} above=1 inode={inode}\n"
+    for value in (b"", b"gzip", b"LZ4", b"lz4:1", b"zstd:0", b"zstd:20", b"zstd:x"):
+        expect_errno(errno.EINVAL, os.setxattr, f"{d}/top", compression, value)
+    # Whatever the policy was when parts of it were written, a file reads as it was written.
+    content, f = bytearray(), f"{d}/top/sub/f"
+    for number, value in enumerate((b"zstd:1", b"none", b"lz4", b"zstd:19")):
+        os.setxattr(f"{d}/top", compression, value)
+        with open(f, "ab") as file:
+            content += bytes([number]) * 3_000_000
+            file.write(bytes([number]) * 3_000_000)
+        with open(f, "r+b") as file:
+            at = number * 2_000_000 + 12_345
+            file.seek(at)
+            file.write(b"between" * 1000)
+            content[at : at + 7000] = b"between" * 1000
+            os.fsync(file.fileno())
+        assert read(f) == content
+    os.link(f, f"{d}/outside")
+    os.rename(f, f"{d}/moved")
+    os.removexattr(f"{d}/top", compression)
+    assert read(f"{d}/moved") == content and read(f"{d}/outside") == content
+    with open(f"{d}/moved", "rb") as source, open(f"{d}/top/copy", "wb") as copy:
+        assert os.copy_file_range(source.fileno(), copy.fileno(), len(content)) > 0
+    copied = read(f"{d}/top/copy")
+    assert copied == content[: len(copied)]
+
+
 @statement("X2")
 def inode_versions(d):
     write(f"{d}/f", b"")
