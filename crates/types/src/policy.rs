@@ -164,6 +164,20 @@ impl Policy {
         true
     }
 
+    /// Reads the value of the attribute [`XATTR_EFFECTIVE`]: what all lines say that this build
+    /// understands.
+    pub fn from_effective(text: &[u8]) -> Self {
+        let mut policy = Self::default();
+        for line in text.split(|byte| *byte == b'\n') {
+            let setting = line.split(|byte| *byte == b' ').next().unwrap_or_default();
+            let Some(equals) = setting.iter().position(|byte| *byte == b'=') else { continue };
+            if let Some(field) = PolicyField::from_name(&setting[..equals]) {
+                let _understood = policy.set(field, &setting[equals + 1..]);
+            }
+        }
+        policy
+    }
+
     /// A field is not said any more.
     pub fn unset(&mut self, field: PolicyField) {
         match field {
@@ -370,6 +384,21 @@ mod tests {
         let both = Policy { compression: Some(Compression::Lz4), ..consistency(far) };
         assert_eq!(compression(Compression::None).over(both).compression, Some(Compression::None));
         assert_eq!(consistency(near).over(both).compression, Some(Compression::Lz4));
+    }
+
+    /// What the attribute with the effective policy says reads back, and what is not understood is
+    /// left out.
+    #[test]
+    fn effective_texts() {
+        let text = b"consistency=strict above=0 inode=7\ncompression=zstd:5 above=2 inode=1\n";
+        let expected = Policy {
+            consistency: Some(Consistency::Strict),
+            compression: Some(Compression::Zstd(5)),
+        };
+        assert_eq!(Policy::from_effective(text), expected);
+        for text in [&b""[..], b"=", b"\n\n", b"later=1 above=0 inode=1\n", b"consistency=later"] {
+            assert_eq!(Policy::from_effective(text), Policy::default());
+        }
     }
 
     /// Fields are set by their names and values alone.

@@ -1,7 +1,6 @@
 //! Compaction: windows of a large file that many small writes cut to pieces are stored again in one
 //! piece.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_blockstore::{Payload, StoredRange, Turn};
@@ -98,8 +97,8 @@ impl Fs {
     ) -> FsResult<(u64, bool)> {
         let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
         let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
-        let asked = BTreeMap::from([(inode.ino, inode.clone())]);
-        let compression = self.compressions(asked).remove(&inode.ino);
+        let dir = inode.seen.as_ref().map(|(dir, _)| *dir);
+        let compression = self.compressions(dir.into_iter().collect()).into_values().next();
         let folded = self.fold_windows(inode, chunk, &list, compression)?;
         if let Some(file) = self.files.get(inode.ino) {
             file.lock().chunks.remove(chunk);

@@ -3,16 +3,17 @@
 //! The node says it in the answer to each open for writing, and the open file keeps it. Compaction
 //! stores bytes of files that need not be open here: it asks ([`Fs::compressions`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
 
 use kestrel_types::compression::Compression;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::Op;
+use kestrel_types::policy::{Policy, XATTR_EFFECTIVE, XATTR_PREFIX};
+use kestrel_types::request::{Answer, Op};
 
-use super::{Caller, Fs, into_inode};
+use super::{Caller, Fs};
 
 impl Fs {
     /// Notes from an inode in an answer that objects of the volume may be compressed.
@@ -23,28 +24,27 @@ impl Fs {
         }
     }
 
-    /// How bytes of these files are compressed where policies say so now. A file is left out where
-    /// the volume's setting counts, and where the node cannot be asked. Waits for the node.
+    /// How data of files in these directories is compressed by the policies of now. A directory is
+    /// left out where the volume's setting counts, and where the node cannot say. Waits for the
+    /// node.
     pub(super) fn compressions(
         self: &Arc<Self>,
-        files: BTreeMap<InodeId, InodeRef>,
+        dirs: BTreeSet<InodeId>,
     ) -> BTreeMap<InodeId, Compression> {
         let (send, receive) = mpsc::channel();
-        let ask = |inode: InodeRef| {
+        let count = dirs.len();
+        let name = [XATTR_PREFIX, XATTR_EFFECTIVE].concat();
+        for dir in dirs {
             let send = send.clone();
-            self.ask(Caller::ROOT, Op::GetAttr(inode), move |answer| {
-                let _ = send.send(answer.and_then(into_inode).ok());
+            let op = Op::GetXattr(InodeRef::by_id(dir), name.as_slice().into());
+            self.ask(Caller::ROOT, op, move |answer| {
+                let policy = match answer {
+                    Ok(Answer::Bytes(text)) => Policy::from_effective(&text),
+                    _ => Policy::default(),
+                };
+                let _ = send.send(policy.compression.map(|compression| (dir, compression)));
             });
-        };
-        ask(InodeRef::by_id(ROOT));
-        let root = receive.recv().ok().flatten();
-        // A volume without policies costs one request.
-        if !root.is_some_and(|root| root.policy().is_ok_and(|record| record.in_use)) {
-            return BTreeMap::new();
         }
-        let count = files.len();
-        files.into_values().for_each(ask);
-        let answers = receive.iter().take(count).flatten();
-        answers.filter_map(|inode| Some((inode.ino, inode.effective.compression?))).collect()
+        receive.iter().take(count).flatten().collect()
     }
 }

@@ -344,9 +344,8 @@ impl Fs {
     /// If the store cannot take it: then nothing more is tried.
     fn store_again(self: &Arc<Self>, batch: &[Piece]) -> FsResult<Vec<Option<StoredRange>>> {
         let read = self.read_pieces(batch);
-        let first = |piece: &Piece| piece.movers.first().map(|mover| mover.inode.clone());
-        let files = batch.iter().filter_map(first).map(|inode| (inode.ino, inode)).collect();
-        let compressions = self.compressions(files);
+        let dir_of = |piece: &Piece| Some(piece.movers.first()?.inode.seen.as_ref()?.0);
+        let compressions = self.compressions(batch.iter().filter_map(dir_of).collect());
         let (send, receive) = mpsc::channel();
         let mut waiting = 0;
         for (at, bytes) in read {
@@ -356,7 +355,8 @@ impl Fs {
             let told = move |placed| {
                 let _ = send.send((at, placed));
             };
-            let (payload, compression) = (Payload::from(bytes), compressions.get(&ino).copied());
+            let compression = dir_of(&batch[at]).and_then(|dir| compressions.get(&dir).copied());
+            let payload = Payload::from(bytes);
             self.packer.store_compressed(payload, ino, compression, Box::new(told));
         }
         drop(send);
