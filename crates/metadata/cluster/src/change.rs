@@ -217,7 +217,7 @@ impl MapChanges {
     }
 
     /// The attempt that the coordinator has to say something about.
-    fn undecided(&self) -> Option<Attempt> {
+    pub fn undecided(&self) -> Option<Attempt> {
         match (&self.part, self.strangers) {
             (Some(part), _) => Some(part.attempt),
             (None, ForeignRows::Coming(attempt)) => Some(attempt),
@@ -383,6 +383,13 @@ impl ClusterNode {
             }
             _ => {}
         }
+        if self.snapshots.is_busy() {
+            // It is said again.
+            return;
+        }
+        if let Some(why) = self.lacks_records(&next) {
+            return self.decline(attempt, why);
+        }
         if !self.end_part() {
             return;
         }
@@ -467,6 +474,9 @@ impl ClusterNode {
 
     /// As [`ClusterNode::set_table`], with every worker's state held.
     fn put_table(&mut self, table: MapView) {
+        let node = self.node.clone();
+        // History of rows that leave or come is left alone from now on, or not any more.
+        let _gate = node.core().snapshots.gate.write();
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());
         self.lease_by_table();

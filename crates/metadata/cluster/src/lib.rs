@@ -166,6 +166,7 @@ use lease::Leases;
 use message::leases::LeaseMessage;
 use orphans::Asking;
 use poll::Poll;
+use snapshots::Snapshots;
 use sums::Sums;
 use tree::Walk;
 use txn::commit::Decision;
@@ -253,6 +254,10 @@ enum Deferred {
     Changed(Option<Changed>),
     /// The store was this start's then.
     Confirmed(Nanos),
+    /// The leader's record of a snapshot that is being made.
+    CutRecorded(SnapshotOrder),
+    /// Records of snapshots, by this placement map.
+    RecordsDurable(u64),
 }
 
 /// What the node said.
@@ -366,6 +371,7 @@ pub struct ClusterNode {
     table_listener: Option<Box<MapListener>>,
     changing: MapChanges,
     coordinator: Coordinator,
+    snapshots: Snapshots,
 }
 
 impl ClusterNode {
@@ -447,6 +453,7 @@ impl ClusterNode {
         cluster.set_outside(outside);
         let epoch = next_epoch(&*engine)?;
         let records = txn::records::read(&*engine)?;
+        let snapshots = Snapshots::read(&*engine)?;
         let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
@@ -493,6 +500,7 @@ impl ClusterNode {
             table_listener: None,
             changing,
             coordinator,
+            snapshots,
         };
         member.at(now);
         let quiet = member.node.clone();
@@ -587,6 +595,7 @@ impl ClusterNode {
         self.sweep();
         self.tick_orphans();
         self.tick_change();
+        self.tick_snapshots();
         self.pump();
     }
 
@@ -663,6 +672,8 @@ impl ClusterNode {
             && self.decisions.is_empty()
             && self.waiting.is_empty()
             && self.changing.is_idle()
+            && self.snapshots.is_idle()
+            && !self.node.core().snapshots.has_removed()
             && !self.coordinator.leads()
     }
 
@@ -746,6 +757,8 @@ impl ClusterNode {
                         }
                     }
                     Deferred::Confirmed(made) => self.leases.self_lease.confirmed(made),
+                    Deferred::CutRecorded(order) => self.cut_recorded(order),
+                    Deferred::RecordsDurable(version) => self.records_durable(version),
                 }
                 continue;
             }

@@ -130,20 +130,13 @@ impl ClusterNode {
     pub(super) fn elsewhere(&mut self, ticket: u64, why: NotAloneReason) {
         match why {
             NotAloneReason::Away => self.lead(ticket),
-            NotAloneReason::Later | NotAloneReason::Stopped | NotAloneReason::Cut => {
-                self.rest(ticket, false)
-            }
+            NotAloneReason::Later => self.rest(ticket, false),
+            NotAloneReason::Cut => self.begin_cut(ticket),
             NotAloneReason::Unleased => self.await_lease(ticket),
             NotAloneReason::Sum(dir) => self.gather(dir, ticket),
             NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
-            NotAloneReason::Locked | NotAloneReason::Leased(_) => {
-                let Some(work) = self.works.get_mut(&ticket) else { return };
-                // Locks that were given up since the node tried it wake nobody any more.
-                if work.unlocks != self.unlocks {
-                    return self.run_alone(ticket);
-                }
-                work.stage = Stage::Parked;
-                self.parked.insert(ticket);
+            NotAloneReason::Locked | NotAloneReason::Leased(_) | NotAloneReason::Stopped => {
+                self.park(ticket);
             }
             NotAloneReason::Dentry(want) => {
                 if let Some(work) = self.works.get_mut(&ticket) {
@@ -152,6 +145,17 @@ impl ClusterNode {
                 self.fetch(want, ticket);
             }
         }
+    }
+
+    /// It waits until locks are given up, or changes go on.
+    pub(super) fn park(&mut self, ticket: u64) {
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        // Locks that were given up since the node tried it wake nobody any more.
+        if work.unlocks != self.unlocks {
+            return self.run_alone(ticket);
+        }
+        work.stage = Stage::Parked;
+        self.parked.insert(ticket);
     }
 
     pub(super) fn resume_parked(&mut self) {
@@ -197,16 +201,18 @@ impl ClusterNode {
         let now = self.now;
         let due = |work: &Work| match &work.stage {
             // The node answers, and so do the log and the poll.
-            Stage::Alone | Stage::Ending | Stage::Polling => false,
+            Stage::Alone | Stage::Ending | Stage::Polling | Stage::Cutting => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
             Stage::Leading(lead) => {
                 work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now
             }
             Stage::ReadingAt(read) => work.until <= now || read.is_due(now),
             Stage::ListingSnapshots(listing) => work.until <= now || listing.is_due(now),
-            Stage::Parked | Stage::Fetching | Stage::Unleased | Stage::Gathering => {
-                work.until <= now
-            }
+            Stage::Parked
+            | Stage::Fetching
+            | Stage::Unleased
+            | Stage::Gathering
+            | Stage::AwaitingCut => work.until <= now,
         };
         let due: Vec<u64> =
             self.works.iter().filter(|(_, work)| due(work)).map(|(ticket, _)| *ticket).collect();

@@ -119,7 +119,9 @@ impl ClusterNode {
                     }
                     Err(why) => return self.answer(ticket, Err(damaged(&want, &why).into())),
                 },
-                Ok(Ran::Unleased | Ran::Later) => return self.rest(ticket, true),
+                Ok(Ran::Unleased | Ran::Later | Ran::Stopped | Ran::Cut) => {
+                    return self.rest(ticket, true);
+                }
                 Ok(Ran::Ended(ended)) => return self.end_at(ticket, ended.reply),
             };
             if !self.ask_rows(ticket, lacks) {

@@ -97,6 +97,7 @@ impl ClusterNode {
                 self.refuse(done, why.clone());
             }
         }
+        self.snapshots.clear();
         self.coordinator.fail(&why);
         if let Some(counted) = self.counting.take() {
             counted(Err(why.clone()));

@@ -49,6 +49,10 @@ pub(super) enum Stage {
     ListingSnapshots(SnapshotListing),
     /// It waits for what all members say; the poll has its own deadline.
     Polling,
+    /// It makes a snapshot, after others, or when members have all records.
+    AwaitingCut,
+    /// Its snapshot is being made; that has its own deadline.
+    Cutting,
     /// It has ended; the reply waits for the log.
     Ending,
 }

@@ -28,7 +28,11 @@
 //! [`KnownSnapshots::gate`] held, as commits that write history hold it, alone.
 //!
 //! **References.** A history row holds the references of its value. They are counted in a share of
-//! their own, [`HISTORY_SHARE`], which all workers write here, one at a time.
+//! their own, [`KnownSnapshots::share`], which all workers write here, one at a time.
+//!
+//! **Of several nodes** each has history of its own rows, with snapshots that are of one instant at
+//! all of them (`kestrel_cluster`). Rows that get another owner take their history with them:
+//! [`commit_moved`] writes and deletes both beside the layer, as no row changes by that.
 
 pub mod at;
 pub mod known;
@@ -43,8 +47,8 @@ use kestrel_types::codec::DecodeError;
 use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::snapshot::{
-    HISTORY_SHARE, SnapshotId, encode_history, history_key, history_prefix, is_versioned,
-    references, was_there,
+    SnapshotId, decode_history, decode_history_key, encode_history, history_key, history_prefix,
+    is_versioned, references, was_there,
 };
 use kestrel_types::stat::ObjStat;
 
@@ -91,7 +95,7 @@ impl HistoryLayer {
                 *added.entry(released.range.object).or_default() += i64::from(released.bytes);
             }
         }
-        rows.extend(booked(&*self.below, &added)?);
+        rows.extend(booked(&*self.below, self.snapshots.share, &added)?);
         rows.extend(mutations);
         self.below.commit(kind, rows)
     }
@@ -186,9 +190,10 @@ fn first_from(
 /// Rows by which history refers to so many bytes more of objects, or fewer. With the gate held.
 fn booked(
     engine: &dyn Engine,
+    share: u16,
     changes: &BTreeMap<ObjectId, i64>,
 ) -> Result<Vec<Mutation>, EngineError> {
-    let share = HISTORY_SHARE.to_be_bytes();
+    let share = share.to_be_bytes();
     let keys: Vec<KeyRef<'_>> =
         changes.keys().map(|object| KeyRef::new(Table::ObjStat, *object, &share)).collect();
     let mut shares = vec![Ok(ObjStat::default()); keys.len()];
@@ -205,6 +210,49 @@ fn booked(
         rows.push(Mutation { key: Key::new(key.table, key.id, &share), value });
     }
     Ok(rows)
+}
+
+/// Commits rows that get another owner, or have got one: to `below`, the engine under the layer, so
+/// that nothing is noted as a change of a row. What rows of table `history` refer to is counted here
+/// from now on, or not any more; `due` makes the row by which an object is looked at that may have
+/// lost its last reference.
+///
+/// # Errors
+/// The engine's: nothing has happened.
+pub fn commit_moved(
+    below: &dyn Engine,
+    snapshots: &KnownSnapshots,
+    kind: BatchKind,
+    mut rows: Vec<Mutation>,
+    due: &dyn Fn(ObjectId) -> Mutation,
+) -> Result<Position, EngineError> {
+    let history: Vec<&Mutation> =
+        rows.iter().filter(|row| row.key.table == Table::History).collect();
+    if history.is_empty() {
+        return below.commit(kind, rows);
+    }
+    let _alone = snapshots.gate.write();
+    let mut changes: BTreeMap<ObjectId, i64> = BTreeMap::new();
+    let mut count = |key: KeyRef<'_>, value: &[u8], sign: i64| {
+        let of = decode_history_key(key).map(|(of, _)| of.table);
+        // What cannot be read refers to nothing that is known.
+        let (Some(of), Ok(Some(old))) = (of, decode_history(value)) else { return };
+        for released in references(of, old) {
+            *changes.entry(released.range.object).or_default() += sign * i64::from(released.bytes);
+        }
+    };
+    let keys: Vec<KeyRef<'_>> = history.iter().map(|row| row.key.borrow()).collect();
+    below.get_many(&keys, &mut |index, row| {
+        row.value.iter().for_each(|value| count(keys[index], value, -1));
+    })?;
+    for row in history {
+        row.value.iter().for_each(|value| count(row.key.borrow(), value, 1));
+    }
+    changes.retain(|_, bytes| *bytes != 0);
+    let booked = booked(below, snapshots.share, &changes)?;
+    rows.extend(booked);
+    rows.extend(changes.iter().filter(|(_, bytes)| **bytes < 0).map(|(object, _)| due(*object)));
+    below.commit(kind, rows)
 }
 
 fn damaged(what: &str, why: &DecodeError) -> EngineError {

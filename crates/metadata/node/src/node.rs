@@ -9,6 +9,7 @@
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
 //! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
+//! | `node/snapshot_records.rs` | records of snapshots of several nodes |
 //! | `node/gc.rs` | objects and chunks that nothing refers to |
 //!
 //! **Workers.** Each worker has a worker: its queue and role. One more worker is for exclusive
@@ -28,6 +29,7 @@ mod dispatch;
 mod gc;
 mod multi_node;
 mod reply_thread;
+mod snapshot_records;
 mod snapshots;
 mod start;
 
@@ -41,7 +43,6 @@ use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
-use crate::history::removal::Pass;
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, RunsOn};
 use crate::rows::SCAN_ROWS_MAX;
@@ -51,7 +52,7 @@ use crate::worker::{QueuedRequest, ReplyTarget, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 
 use reply_thread::ReplyThread;
-use snapshots::SnapshotNodes;
+use snapshots::{Removal, SnapshotNodes};
 
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::ReplySink;
@@ -122,6 +123,8 @@ pub struct RootAttr {
 /// A metadata node.
 pub struct Node {
     engine: Arc<dyn Engine>,
+    /// The engine below the layer that writes history.
+    below: Arc<dyn Engine>,
     clock: Arc<dyn Clock>,
     durability: Durability,
     batch_max: usize,
@@ -147,7 +150,7 @@ pub struct Node {
     /// Nodes that read snapshots.
     snapshot_nodes: SnapshotNodes,
     /// What is being done with the history of snapshots that were removed.
-    removal: Mutex<Pass>,
+    removal: Mutex<Removal>,
 }
 
 impl Node {

@@ -9,6 +9,8 @@
 //! | `dirstat`, `objstat` | the node of the share, or its heir if it has left: shares are numbered `node << 6 \| worker` |
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
+//! | `history` | the owner of the row that it is about |
+//! | share 63 of a node in `objstat`, which counts what its history refers to | that node, for ever |
 //! | `reap` | the node that wrote it |
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
 //! | `txn` | its node |
@@ -73,6 +75,8 @@ pub struct Owners {
     version: AtomicU64,
     /// The node is not one of the cluster, not yet or not any more: it serves nobody.
     outside: AtomicBool,
+    /// Nothing changes: a snapshot of all nodes is being made.
+    stopped: AtomicBool,
     /// Others can claim the node's store while it runs: it answers nothing without a lease.
     shared: bool,
 }
@@ -99,6 +103,7 @@ impl Owners {
             table: RwLock::new(Arc::new(table)),
             version,
             outside: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             shared: false,
         }
     }
@@ -178,6 +183,17 @@ impl Owners {
     /// It serves from now on, or does not.
     pub fn set_outside(&self, outside: bool) {
         self.outside.store(outside, Ordering::Release);
+    }
+
+    /// Whether requests that change something are handed back for now.
+    #[inline]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// From now on they are, or are not. With every worker's state held.
+    pub fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Ordering::Release);
     }
 
     /// From now on this is the placement map. With every worker's state held.

@@ -315,7 +315,7 @@ fn execute(
     let cluster = context.core.cluster.as_deref();
     let scope = cluster.zip(context.table).map(|(cluster, table)| {
         let Owners { locks, leased, .. } = cluster;
-        Scope { table, locks, leased }
+        Scope { table, locks, leased, stopped: cluster.is_stopped() }
     });
     scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
     let mut stops = 0;

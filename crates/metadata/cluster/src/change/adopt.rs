@@ -106,6 +106,7 @@ impl ClusterNode {
         self.changing.strangers = strangers;
         self.changing.purge = left.then(RangeDelete::default);
         self.begin_again();
+        self.snapshots_by_table();
         self.forget_former();
         if let Some(charge) = charge {
             log::info!("metadata: node {} leads changes of the table from now on", self.me);

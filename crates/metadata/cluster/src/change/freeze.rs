@@ -15,6 +15,8 @@ impl ClusterNode {
     pub(super) fn freeze(&mut self, attempt: Attempt) {
         let (coordinator, table, last) =
             (self.coordinator(), self.table.clone(), self.node.last_commit());
+        let next = self.changing.part.as_ref().map(|part| part.next.clone());
+        let leads_no_more = next.is_some_and(|next| self.hands_snapshots_over(&next));
         let Some(part) = self.part_in(attempt) else { return };
         match std::mem::replace(&mut part.step, Step::Frozen(0)) {
             Step::Copying(copying) => part.step = Step::Freezing(copying),
@@ -31,6 +33,7 @@ impl ClusterNode {
         let next = part.next.clone();
         if !loses(table.me, &table.placement, &next)
             && !hands_over(table.me, &table.placement, &next)
+            && !leads_no_more
         {
             // It may have been frozen in an earlier attempt, at another table: that it is not any
             // more must not be lost after this.
@@ -74,6 +77,9 @@ impl ClusterNode {
         }
         let attempt = part.attempt;
         if self.lends_what_leaves(&table) || table.departs() && self.is_busy_with_others() {
+            return;
+        }
+        if self.hands_snapshots_over(next) && self.lacks_records(next).is_some() {
             return;
         }
         // Its shares get an heir, which does not know the members that were told what they come to.

@@ -23,7 +23,7 @@ use crate::ClusterNode;
 use crate::message::changes::ChangeMessage;
 
 /// Tables with rows that may get other owners.
-const TABLES: [Table; 10] = [
+const TABLES: [Table; 11] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -34,6 +34,7 @@ const TABLES: [Table; 10] = [
     Table::Sweep,
     Table::DirStat,
     Table::ObjStat,
+    Table::History,
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.
@@ -137,7 +138,7 @@ impl ClusterNode {
             rows.push(records::strangers_row(ForeignRows::None));
         }
         if !rows.is_empty() {
-            self.commit_beside(BatchKind::Freeing, rows)?;
+            self.node.commit_moved(BatchKind::Freeing, rows)?;
         }
         self.changing.rows_purged += count;
         Ok(all)

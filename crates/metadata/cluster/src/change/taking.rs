@@ -58,8 +58,10 @@ impl ClusterNode {
             batch.push(records::strangers_row(ForeignRows::Coming(attempt)));
         }
         // They may bear timestamps above all on record here, as in `prepare`.
-        let kept =
-            self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
+        let kept = self
+            .node
+            .raise_ceiling()
+            .and_then(|()| self.node.commit_moved(BatchKind::Growing, batch));
         match kept {
             Ok(position) => {
                 self.changing.strangers = ForeignRows::Coming(attempt);

@@ -156,7 +156,7 @@ impl ClusterNode {
                 self.fetch(want, ticket);
             }
             Ok(Ran::Unleased) => self.await_lease(ticket),
-            Ok(Ran::Lacks(_) | Ran::Later) | Err(_) => self.lead(ticket),
+            Ok(Ran::Lacks(_) | Ran::Later | Ran::Stopped | Ran::Cut) | Err(_) => self.lead(ticket),
         }
     }
 

@@ -194,7 +194,10 @@ impl ClusterNode {
     }
 
     /// All participants agree: decides.
-    fn commit_txn(&mut self, ticket: u64) {
+    pub(crate) fn commit_txn(&mut self, ticket: u64) {
+        if self.may_not_decide(ticket) {
+            return;
+        }
         let node = self.node.clone();
         let quiet = node.quiesce();
         if self.claims_in_vain(ticket) || self.doubts_policies(ticket) {
@@ -242,6 +245,10 @@ impl ClusterNode {
             for change in std::mem::take(&mut ended.opens) {
                 change.make(&self.node.core().opens);
             }
+        }
+        if let Ok(position) = position {
+            let known = &self.node.core().snapshots;
+            std::mem::take(&mut ended.snapshots).into_iter().for_each(|it| known.put(it, position));
         }
         drop(quiet);
         let position =
@@ -302,6 +309,7 @@ impl ClusterNode {
             if let Err(why) = self.commit(BatchKind::Freeing, vec![without(decision_key(txn))]) {
                 log::warn!("the record of a transaction that has ended: {why}");
             }
+            self.say_stopped();
         }
     }
 

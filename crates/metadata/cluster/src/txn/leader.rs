@@ -95,6 +95,14 @@ impl ClusterNode {
                 self.give_up(ticket);
                 self.await_lease(ticket);
             }
+            Ok(Ran::Stopped) => {
+                self.give_up(ticket);
+                self.rest(ticket, false);
+            }
+            Ok(Ran::Cut) => {
+                self.give_up(ticket);
+                self.begin_cut(ticket);
+            }
             Ok(Ran::Later) => {
                 self.give_up(ticket);
                 self.rest(ticket, true);

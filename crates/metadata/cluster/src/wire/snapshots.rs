@@ -7,7 +7,7 @@ use kestrel_types::request::Outcome;
 use kestrel_types::snapshot::{HOLDS_MAX, SnapshotInfo};
 use kestrel_types::wire::{decode_reply, encode_reply};
 
-use super::{failure, list, put_ids, put_list};
+use super::{STAMP_MAX, failure, list, put_ids, put_list};
 use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 
 // What a message says. Numbers are never given to another one.
@@ -60,7 +60,11 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SnapshotMessage, DecodeError> {
     let order = SnapshotOrder { table: r.varint()?, number: r.varint()? };
     Ok(match kind {
         STOP => SnapshotMessage::Stop(order),
-        STOPPED => SnapshotMessage::Stopped { order, stamp: r.varint()? },
+        STOPPED => {
+            let stamp = Some(r.varint()?).filter(|stamp| *stamp < STAMP_MAX);
+            let stamp = stamp.ok_or(DecodeError("a timestamp out of bounds"))?;
+            SnapshotMessage::Stopped { order, stamp }
+        }
         MAKE => SnapshotMessage::Make { order, info: snapshot(r)? },
         MADE => SnapshotMessage::Made(order),
         DECLINED => SnapshotMessage::Declined { order, why: why(r)? },

@@ -245,7 +245,8 @@ fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
     };
     prop_oneof![
         order().prop_map(SnapshotMessage::Stop),
-        (order(), number()).prop_map(|(order, stamp)| SnapshotMessage::Stopped { order, stamp }),
+        (order(), number().prop_map(|stamp| stamp >> 1))
+            .prop_map(|(order, stamp)| SnapshotMessage::Stopped { order, stamp }),
         (order(), info()).prop_map(|(order, info)| SnapshotMessage::Make { order, info }),
         order().prop_map(SnapshotMessage::Made),
         (order(), any_error()).prop_map(|(order, why)| SnapshotMessage::Declined { order, why }),

@@ -5,5 +5,6 @@
 pub mod members;
 #[path = "../../../node/tests/common/mod.rs"]
 mod node;
+pub mod snapshots;
 
 pub use node::*;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::ids::{InodeId, Position};
@@ -27,22 +27,25 @@ type List = Arc<Vec<Arc<Known>>>;
 
 /// All snapshots of a volume, those being removed included. They change with every worker's state
 /// held, but for the end of a removal.
-#[derive(Default)]
 pub struct KnownSnapshots {
     /// The newest one that is not being removed; 0 if there is none.
     newest: AtomicU64,
     list: RwLock<List>,
+    /// How many are being removed.
+    removed: AtomicUsize,
+    /// Number of the share that counts what history refers to.
+    pub share: u16,
     /// Held, alone, by a commit that writes history, and shared by a reader of rows and their
     /// history.
     pub gate: RwLock<()>,
 }
 
 impl KnownSnapshots {
-    /// Reads the records.
+    /// Reads the records; `share` counts what history refers to.
     ///
     /// # Errors
     /// `Corrupt` for a damaged record; the engine's.
-    pub fn read(engine: &dyn Engine) -> Result<Self, EngineError> {
+    pub fn read(engine: &dyn Engine, share: u16) -> Result<Self, EngineError> {
         let (mut list, mut damage) = (Vec::new(), None);
         let from = KeyRef::new(Table::System, 0, RECORD_PREFIX);
         engine.scan_table(Table::System, Some(from), &mut |key, row| {
@@ -62,7 +65,13 @@ impl KnownSnapshots {
         match damage {
             Some(why) => Err(why),
             None => {
-                let known = Self::default();
+                let known = Self {
+                    newest: AtomicU64::new(0),
+                    list: RwLock::default(),
+                    removed: AtomicUsize::new(0),
+                    share,
+                    gate: RwLock::default(),
+                };
                 known.set(list);
                 Ok(known)
             }
@@ -72,6 +81,8 @@ impl KnownSnapshots {
     fn set(&self, list: Vec<Arc<Known>>) {
         let newest = list.iter().rev().find(|known| !known.info.removing);
         let newest = newest.map_or(0, |known| known.info.id);
+        let removed = list.iter().filter(|known| known.info.removing).count();
+        self.removed.store(removed, Ordering::Relaxed);
         let mut now = self.list.write();
         *now = Arc::new(list);
         self.newest.store(newest, Ordering::Release);
@@ -96,6 +107,23 @@ impl KnownSnapshots {
         let list = self.list.read();
         let index = list.binary_search_by_key(&id, |known| known.info.id).ok()?;
         Some(list[index].clone()).filter(|known| !known.info.removing)
+    }
+
+    /// The highest number of all, those being removed included; 0 if there are none.
+    pub fn highest(&self) -> SnapshotId {
+        self.list.read().last().map_or(0, |known| known.info.id)
+    }
+
+    /// Whether some are being removed.
+    #[inline]
+    pub fn has_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether one is being made by several nodes.
+    pub fn is_cutting(&self) -> bool {
+        let list = self.list.read();
+        list.last().is_some_and(|known| known.info.cutting && !known.info.removing)
     }
 
     /// Whether there is a record of it, whatever that says.

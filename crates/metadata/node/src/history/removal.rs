@@ -8,10 +8,11 @@
 //! references.
 //!
 //! One pass over table `history` does this for all snapshots that are being removed when it begins;
-//! then their records go. It is done in steps, and from the start again after a restart: what a
+//! then their records go, or, at one of several nodes, wait until all nodes are so far. It is done
+//! in steps, and from the start again after a restart: what a
 //! step has done stays right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
@@ -56,18 +57,20 @@ struct Changes {
 }
 
 impl Pass {
-    /// Begins one, if something is being removed and none is under way.
-    pub fn begin(&mut self, snapshots: &KnownSnapshots) {
+    /// Begins one, if something is being removed that is not `cleared`, and none is under way.
+    pub fn begin(&mut self, snapshots: &KnownSnapshots, cleared: &BTreeSet<SnapshotId>) {
         if self.going.is_empty() {
             let list = snapshots.list();
             let removed = list.iter().filter(|known| known.info.removing);
-            self.going = removed.map(|known| known.info.id).collect();
+            let removed = removed.map(|known| known.info.id);
+            self.going = removed.filter(|id| !cleared.contains(id)).collect();
             self.from = None;
         }
     }
 
-    /// Does one step; whether it was the last one. `due` makes the row by which an object is looked
-    /// at that may have lost its last reference. The position of what was committed, or 0.
+    /// Does one step, with [`KnownSnapshots::gate`] held alone; whether it was the last one. `due`
+    /// makes the row by which an object is looked at that may have lost its last reference. The
+    /// position of what was committed, or 0.
     ///
     /// # Errors
     /// The engine's; the step can be tried again.
@@ -77,7 +80,6 @@ impl Pass {
         snapshots: &KnownSnapshots,
         due: &dyn Fn(ObjectId) -> Mutation,
     ) -> Result<(bool, Position), EngineError> {
-        let _alone = snapshots.gate.write();
         let list = snapshots.list();
         let live = list.iter().filter(|known| !known.info.removing);
         let live: Vec<SnapshotId> = live.map(|known| known.info.id).collect();
@@ -89,7 +91,7 @@ impl Pass {
         let mut position = 0;
         if !changes.rows.is_empty() {
             changes.references.retain(|_, bytes| *bytes != 0);
-            changes.rows.extend(booked(engine, &changes.references)?);
+            changes.rows.extend(booked(engine, snapshots.share, &changes.references)?);
             changes.rows.extend(changes.references.keys().map(|object| due(*object)));
             crash::point("snapshot.remove.before-step");
             position = engine.commit(BatchKind::Freeing, changes.rows)?;

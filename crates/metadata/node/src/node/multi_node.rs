@@ -12,6 +12,7 @@ use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Table, number_of};
 use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 
 use super::dispatch::AllWorkers;
@@ -44,6 +45,10 @@ pub enum Ran {
     Unleased,
     /// Rows that were cut off the file have to be deleted first, which its home does.
     Later,
+    /// A snapshot is being made, and this waits for that.
+    Stopped,
+    /// It makes a snapshot, and nothing is in the way of that.
+    Cut,
     /// It has ended.
     Ended(Box<Ended>),
 }
@@ -93,6 +98,23 @@ pub struct Ended {
     pub wait: Position,
     /// Opens that count, or do not any more, at the leader, once it is decided.
     pub opens: Vec<OpenChange>,
+    /// Records of snapshots that it writes, at the leader.
+    pub snapshots: Vec<SnapshotInfo>,
+}
+
+impl Ended {
+    /// Of an operation that changes nothing.
+    fn nothing() -> Self {
+        Self {
+            reply: Ok(kestrel_types::request::Answer::Done),
+            mutations: Vec::new(),
+            dirs: Vec::new(),
+            referred: Vec::new(),
+            wait: 0,
+            opens: Vec::new(),
+            snapshots: Vec::new(),
+        }
+    }
 }
 
 impl Node {
@@ -430,17 +452,20 @@ impl Node {
                 Err(Stop::Dentry(want)) => break Ran::Dentry(want),
                 Err(Stop::Unleased) => break Ran::Unleased,
                 Err(Stop::Unswept(..)) => break Ran::Later,
+                Err(Stop::Stopped) => break Ran::Stopped,
+                Err(Stop::Cut) => break Ran::Cut,
                 Err(stop) => Err(stop.without_rows()),
             };
-            let (mutations, dirs, referred, opens) = if reply.is_ok() {
+            let mut ended = Ended { reply, wait, ..Ended::nothing() };
+            if ended.reply.is_ok() {
                 rows.keep();
-                let dirs = effects.dirs_changed.iter().copied().collect();
-                let referred = std::mem::take(&mut effects.referred);
-                (rows.mutations(), dirs, referred, effects.postpone_opens(&self.core.opens))
-            } else {
-                Default::default()
-            };
-            break Ran::Ended(Box::new(Ended { reply, mutations, dirs, referred, wait, opens }));
+                ended.mutations = rows.mutations();
+                ended.dirs = effects.dirs_changed.iter().copied().collect();
+                ended.referred = std::mem::take(&mut effects.referred);
+                ended.snapshots = std::mem::take(&mut effects.snapshots);
+                ended.opens = effects.postpone_opens(&self.core.opens);
+            }
+            break Ran::Ended(Box::new(ended));
         };
         rows.rollback();
         rows.clear();

@@ -3,7 +3,7 @@
 //! What reads a snapshot is a node of its own over the rows of then ([`SnapshotEngine`]). It has
 //! its own replica, which stays true for ever. A few such nodes are kept.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
@@ -81,7 +81,7 @@ impl SnapshotNodes {
         Ok(node)
     }
 
-    fn forget(&self, snapshots: &[SnapshotId]) {
+    pub fn forget(&self, snapshots: &[SnapshotId]) {
         self.kept.lock().retain(|(of, _)| !snapshots.contains(of));
     }
 }
@@ -135,6 +135,17 @@ pub fn needs_all_nodes(op: &Op) -> bool {
         Op::SnapshotList { dir, .. } => dir.is_some(),
         _ => false,
     }
+}
+
+/// What is being done with the history of snapshots that were removed.
+#[derive(Default)]
+pub(super) struct Removal {
+    pass: Pass,
+    /// Of one of several nodes: snapshots of which no history is left here. Their records go when
+    /// all nodes are so far.
+    cleared: BTreeSet<SnapshotId>,
+    /// Version of the placement map by which that is so.
+    table: u64,
 }
 
 /// Whether an operation only reads.
@@ -222,6 +233,11 @@ impl Node {
         known.made_at <= self.engine.durable()
     }
 
+    /// Whether a snapshot is listed: it is not one before all nodes keep rows for it.
+    fn is_listed(&self, known: &Known) -> bool {
+        self.is_shown(known) && !known.info.cutting
+    }
+
     /// Whether old values of rows are kept for some snapshot.
     pub fn has_snapshots(&self) -> bool {
         self.core.snapshots.newest().is_some()
@@ -257,6 +273,7 @@ impl Node {
             FsError::because(libc::EAGAIN, format!("metadata: no thread for replies: {why}"))
         })?;
         Ok(Self {
+            below: self.below.clone(),
             engine: Arc::new(engine),
             clock: self.clock.clone(),
             // Nothing that it reads changes or is lost.
@@ -288,7 +305,7 @@ impl Node {
         wait: &mut Position,
     ) -> Reply {
         let list = self.core.snapshots.list();
-        let shown = list.iter().filter(|known| self.is_shown(known));
+        let shown = list.iter().filter(|known| self.is_listed(known));
         let Some(dir) = dir else {
             if creds.uid != 0 {
                 let why = "only the superuser lists all snapshots of a volume";
@@ -398,21 +415,52 @@ impl Node {
     /// # Errors
     /// The engine's. Nothing is lost: the next call tries again.
     pub fn tidy_history(&self) -> FsResult<bool> {
-        let mut pass = self.removal.lock();
-        pass.begin(&self.core.snapshots);
+        let mut removal = self.removal.lock();
+        let gate = self.core.snapshots.gate.write();
+        if !self.may_tidy(&mut removal) {
+            return Ok(false);
+        }
+        let Removal { pass, cleared, .. } = &mut *removal;
+        pass.begin(&self.core.snapshots, cleared);
         if pass.going.is_empty() {
             return Ok(false);
         }
         self.snapshot_nodes.forget(&pass.going);
         let due = |object| self.due_later(object);
         let step = pass.step(&*self.engine, &self.core.snapshots, &due).map_err(engine_error);
+        drop(gate);
         let (ends, position) = step?;
         self.committed_at(position);
         if ends {
-            self.forget_snapshots(&pass.going)?;
+            if self.shares_volume() {
+                cleared.extend(&pass.going);
+            } else {
+                self.forget_snapshots(&pass.going)?;
+            }
             *pass = Pass::default();
         }
         Ok(true)
+    }
+
+    /// Whether history may be changed. One of several nodes leaves it alone while some of its rows
+    /// may be on their way to another node or from there, and begins again when it has the next
+    /// placement map. With the gate held: the map stays as it is.
+    fn may_tidy(&self, removal: &mut Removal) -> bool {
+        let Some(table) = self.core.cluster.as_ref().map(|cluster| cluster.table()) else {
+            return true;
+        };
+        if removal.table != table.placement.version {
+            *removal = Removal { table: table.placement.version, ..Removal::default() };
+        }
+        !table.strangers && table.leaving.is_none()
+    }
+
+    /// Of one of several nodes: snapshots in removal that it has no history of, by the present
+    /// placement map.
+    pub fn cleared_snapshots(&self) -> BTreeSet<SnapshotId> {
+        let removal = self.removal.lock();
+        let version = self.core.cluster.as_ref().map(|cluster| cluster.version());
+        if version == Some(removal.table) { removal.cleared.clone() } else { BTreeSet::new() }
     }
 
     /// No history row is left of these snapshots.
@@ -426,7 +474,7 @@ impl Node {
             .map(|known| Mutation { key: known.info.key(), value: None })
             .collect();
         if rows.len() == list.len() {
-            rows.extend(self.shares_without_history()?);
+            rows.extend(self.shares_row(false)?);
         }
         crash::point("snapshot.remove.before-end");
         let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
@@ -436,12 +484,13 @@ impl Node {
         Ok(())
     }
 
-    /// The row by which programs that know no history know the volume again.
-    fn shares_without_history(&self) -> FsResult<Option<Mutation>> {
+    /// The row by which programs that know no history refuse the volume, or do not any more, unless
+    /// it says so already.
+    pub(super) fn shares_row(&self, history: bool) -> FsResult<Option<Mutation>> {
         let (key, mut row) = (system_key("shares"), None);
         self.engine
             .get_many(&[key], &mut |_, found| {
-                row = found.value.and_then(|shares| with_history(shares, false));
+                row = found.value.and_then(|shares| with_history(shares, history));
             })
             .map_err(engine_error)?;
         Ok(row.map(|row| Mutation { key: key.to_owned(), value: Some(row) }))

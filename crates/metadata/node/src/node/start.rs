@@ -15,6 +15,7 @@ use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::placement::WORKERS_MAX;
 use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::snapshot::{HISTORY_SHARE, history_share_of};
 use parking_lot::Mutex;
 
 use super::reply_thread::ReplyThread;
@@ -194,8 +195,10 @@ impl Node {
                 "metadata: this is one node's part of a volume that several nodes share",
             ));
         }
-        let snapshots = Arc::new(KnownSnapshots::read(&*engine).map_err(engine_error)?);
-        let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(engine, snapshots.clone()));
+        let share = cluster.as_ref().map_or(HISTORY_SHARE, |cluster| history_share_of(cluster.me));
+        let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
+        let (snapshots, below) = (Arc::new(snapshots), engine);
+        let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
         let recorded = counter(&*engine, "shares")?;
@@ -254,6 +257,15 @@ impl Node {
         }
         // A proper stop leaves no file without a name.
         let orphans = if closed.is_some() { Vec::new() } else { orphans(&*engine, &own)? };
+        let reply_thread = ReplyThread::start(config.replies).map_err(|why| {
+            FsError::because(
+                libc::EAGAIN,
+                format!("metadata: the thread for replies did not start: {why}"),
+            )
+        })?;
+        let stamps = Timestamps::new(stamps?);
+        // Another node may have chosen the number of a snapshot.
+        stamps.observe(snapshots.highest());
         let core = Core {
             replica: Replica::new(config.replica_bytes),
             opens,
@@ -271,14 +283,9 @@ impl Node {
             is_snapshot: false,
             cluster: cluster.map(Box::new),
         };
-        let reply_thread = ReplyThread::start(config.replies).map_err(|why| {
-            FsError::because(
-                libc::EAGAIN,
-                format!("metadata: the thread for replies did not start: {why}"),
-            )
-        })?;
         let mut node = Self {
             engine,
+            below,
             clock,
             // Nobody waits for what the node does first.
             durability: Durability::Fsync,
@@ -288,7 +295,7 @@ impl Node {
             counters: (0..config.workers + 3).map(|_| WorkerCounters::default()).collect(),
             inodes: Allocator::new("inodes", inodes?),
             objects: Allocator::new("objects", objects?),
-            stamps: Timestamps::new(stamps?),
+            stamps,
             usage: figures.map(AtomicI64::new),
             closed: AtomicBool::new(false),
             reopening: Mutex::new(()),

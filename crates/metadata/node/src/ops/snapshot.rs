@@ -1,6 +1,6 @@
 //! SnapshotCreate, SnapshotRename, SnapshotRemove, SnapshotHold: records of snapshots.
 //!
-//! Order of errors: the volume of a cluster `EOPNOTSUPP`; a name that no snapshot may have
+//! Order of errors: a name that no snapshot may have
 //! `EINVAL`; no such directory `ENOENT`, what is none `ENOTDIR`; no such snapshot `ENOENT`; another
 //! user's directory `EPERM`; a name that is taken `EEXIST`; held `EBUSY`; too many `ENOSPC`. Of a
 //! directory that was removed only the superuser changes the snapshots.
@@ -8,6 +8,9 @@
 //! Exclusive: with every worker's state held, each batch before this one has a lower timestamp and
 //! is part of the snapshot, and each later one has a higher one and is not. Other operations of the
 //! same batch were asked for at the same time; they are part of it. No row of the tree changes.
+//!
+//! Of several nodes SnapshotCreate only checks here: [`Stop::Cut`] says that nothing is in the way,
+//! and `kestrel_cluster` makes the snapshot at all nodes. While it does, the others wait.
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
@@ -17,21 +20,11 @@ use kestrel_types::request::{Answer, Creds};
 use kestrel_types::snapshot::{HOLDS_MAX, SNAPSHOTS_MAX, SnapshotInfo, is_snapshot_name};
 
 use crate::ids::{system_key, with_history};
+use crate::owners::MapView;
 use crate::perm;
 use crate::rows::{CellId, Value};
 use crate::stop::{Run, Stop, fail};
 use crate::view::{Core, View};
-
-/// The volume of a cluster has no snapshots.
-pub const SEVERAL_NODES: FsError = FsError::new(
-    libc::EOPNOTSUPP,
-    "the volume of a cluster has no snapshots: load a dump of it into a volume of one node",
-);
-
-/// Fails if several nodes share the volume, or will: on any cluster.
-pub fn check_alone(core: &Core) -> Result<(), FsError> {
-    if core.cluster.is_none() { Ok(()) } else { Err(SEVERAL_NODES) }
-}
 
 /// Runs SnapshotCreate.
 pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> Run<Answer> {
@@ -41,6 +34,9 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
     check_free(view.core, dir, name)?;
     if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
         return Err(fail(libc::ENOSPC, "a volume has at most 65536 snapshots: remove some"));
+    }
+    if view.core.cluster.is_some() {
+        return Err(Stop::Cut);
     }
     let info = SnapshotInfo {
         id: view.stamp,
@@ -123,8 +119,15 @@ pub fn hold(
 /// What all changes of snapshots begin with. One of them a batch: each sees what those before it
 /// have done, and has a timestamp of its own.
 fn begin(view: &View<'_>) -> Run<()> {
-    check_alone(view.core).map_err(Stop::Fail)?;
     view.need_exclusive()?;
+    // The next leader of snapshots knows what this one had on record when it was frozen.
+    let hands_over = |table: &MapView| {
+        let next = table.leaving.as_ref().and_then(|next| next.snapshot_leader());
+        next.is_some_and(|next| next.id != table.me)
+    };
+    if view.core.snapshots.is_cutting() || view.table.is_some_and(hands_over) {
+        return Err(Stop::Stopped);
+    }
     if view.effects.snapshots.is_empty() { Ok(()) } else { Err(Stop::Exclusive) }
 }
 

@@ -75,6 +75,8 @@ pub struct Scope<'a> {
     pub locks: &'a LockTable,
     /// Directories with shares that other nodes were told.
     pub leased: &'a LeasedShares,
+    /// Nothing changes at present.
+    pub stopped: bool,
 }
 
 impl Scope<'_> {
@@ -141,7 +143,10 @@ impl BatchRows {
     /// change, and what becomes of it then.
     #[inline]
     pub fn trespass(&self, scope: Scope<'_>) -> Option<Stop> {
-        let Scope { table, locks, leased } = scope;
+        let Scope { table, locks, leased, stopped } = scope;
+        if stopped && !self.journal.is_empty() {
+            return Some(Stop::Stopped);
+        }
         self.journal.iter().find_map(|undo| {
             let cell = &self.cells[undo.cell as usize];
             let suffix = self.suffix_of(cell);
