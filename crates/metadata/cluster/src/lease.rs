@@ -384,6 +384,7 @@ impl ClusterNode {
         let relied_on = match message {
             Message::Fetch { .. }
             | Message::Sum(SumMessage::Ask { .. })
+            | Message::Forward { .. }
             | Message::SnapshotRead(
                 SnapshotReadMessage::Rows { .. } | SnapshotReadMessage::Parents { .. },
             )
@@ -415,6 +416,7 @@ impl ClusterNode {
             | Message::Lease(_)
             | Message::Sum(_)
             | Message::SnapshotRead(_)
+            | Message::Forwarded { .. }
             | Message::Snapshot(_)
             | Message::Tokens(_)
             | Message::Addresses(_) => false,

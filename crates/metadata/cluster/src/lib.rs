@@ -104,6 +104,7 @@
 //! | `gc`, `orphans` | objects that nothing refers to; files without a name |
 //! | `snapshot_reads` | reads at a snapshot, with the rows of all members |
 //! | `snapshots` | snapshots of all members at one instant, and their records |
+//! | `forward` | requests about snapshots of a member's own process |
 //! | `poll`, `load` | questions to all members; what they have, for the balancer |
 //! | `message`, `wire` | [`Envelope`] and [`Message`]; their bytes ([`Envelope::encode`]) |
 //! | `undeliverable`, `stop` | messages that are too large; what a member does when its log fails |
@@ -113,6 +114,7 @@ pub mod change;
 mod coordinate;
 mod fence;
 mod fetch;
+mod forward;
 mod gc;
 pub mod host;
 pub mod lease;
@@ -160,6 +162,7 @@ use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
 use coordinate::Coordinator;
 use fetch::Fetching;
+use forward::Forwarded;
 use gc::GcRound;
 use host::Wakeup;
 use lease::Leases;
@@ -363,6 +366,8 @@ pub struct ClusterNode {
     lock_guard: Option<Box<LockGuard>>,
     /// Counts what the node has.
     census: Option<Box<LoadSource>>,
+    /// Requests of other members' processes.
+    forwarded: Forwarded,
     /// Callers that wait for what all nodes have.
     counting: Option<LoadListener>,
     /// Whether the process knows of a client that keeps this node from leaving.
@@ -495,6 +500,7 @@ impl ClusterNode {
             told_unsent: false,
             lock_guard: None,
             census: None,
+            forwarded: Forwarded::default(),
             counting: None,
             departure_guard: None,
             table_listener: None,
@@ -720,6 +726,10 @@ impl ClusterNode {
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
             Message::Sum(message) => self.heard_of_sums(from, message),
+            Message::Forward { number, table, request } => {
+                self.take_forward(from, number, table, *request);
+            }
+            Message::Forwarded { number, reply } => self.heard_of_forward(number, reply),
             Message::SnapshotRead(message) => self.heard_of_snapshot_read(from, message),
             Message::Snapshot(message) => self.heard_of_snapshots(from, message),
             Message::Tokens(_) | Message::Addresses(_) => {}

@@ -26,6 +26,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::policy::PolicyRecord;
+use kestrel_types::request::{Reply, Request};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::token::{TokenId, TokenRecord};
 
@@ -184,6 +185,23 @@ pub enum Message {
     Lease(LeaseMessage),
     /// What shares of directories come to.
     Sum(SumMessage),
+    /// A request of the sender's own process, which the receiver leads. Answered by Forwarded, once
+    /// or more.
+    Forward {
+        /// Its number at the sender.
+        number: u64,
+        /// Version of the sender's table.
+        table: u64,
+        /// The request.
+        request: Box<Request>,
+    },
+    /// The answer to it.
+    Forwarded {
+        /// As told.
+        number: u64,
+        /// The answer. Misdirected: the sender does not lead it, or has another table.
+        reply: Reply,
+    },
     /// Rows as they were at a snapshot.
     SnapshotRead(SnapshotReadMessage),
     /// Snapshots.

@@ -11,7 +11,7 @@ use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 use super::message::polls::PollQuestion;
 use super::poll::{Then, out_of_reach};
 use super::work::{Back, Stage, Work};
-use super::{ClusterNode, DEADLINE, Deferred, RESEND, Requester, lease};
+use super::{ClusterNode, DEADLINE, Deferred, RESEND, Requester, forward, lease};
 
 /// The longest random pause before something is tried again.
 const PAUSE_MAX: Nanos = 500 * MILLISECOND;
@@ -70,7 +70,7 @@ impl ClusterNode {
 
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
-        if self.is_misdirected(ticket) {
+        if self.is_misdirected(ticket) || self.forward(ticket) {
             return;
         }
         let alone = self.table.is_alone();
@@ -186,6 +186,7 @@ impl ClusterNode {
         match work.back {
             Back::Here(done) => self.finished.push((done, reply)),
             Back::Deletion(ino) => self.deleted(ino, reply),
+            Back::Forwarded(node, number) => self.answer_forward(node, number, reply),
         }
     }
 
@@ -206,6 +207,7 @@ impl ClusterNode {
             Stage::Leading(lead) => {
                 work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now
             }
+            Stage::Forwarded { sent } => work.until <= now || Self::is_forward_due(*sent, now),
             Stage::ReadingAt(read) => work.until <= now || read.is_due(now),
             Stage::ListingSnapshots(listing) => work.until <= now || listing.is_due(now),
             Stage::Parked
@@ -222,7 +224,7 @@ impl ClusterNode {
             match &work.stage {
                 _ if work.until <= now && !decided => self.time_out(ticket),
                 Stage::Resting { leads: true, .. } if !self.table.is_alone() => self.lead(ticket),
-                Stage::Resting { .. } => self.run_alone(ticket),
+                Stage::Resting { .. } | Stage::Forwarded { .. } => self.run_alone(ticket),
                 Stage::ReadingAt(_) => self.ask_again_at(ticket),
                 Stage::ListingSnapshots(_) => self.list_again(ticket),
                 _ => self.send_again(ticket),
@@ -231,8 +233,11 @@ impl ClusterNode {
     }
 
     fn time_out(&mut self, ticket: u64) {
-        let unleased =
-            self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased));
+        let why = match self.works.get(&ticket).map(|work| &work.stage) {
+            Some(Stage::Unleased) => lease::unleased(),
+            Some(Stage::Forwarded { .. }) => forward::unknown(),
+            _ => out_of_reach(),
+        };
         self.give_up(ticket);
         self.forget_fetches(ticket);
         self.forget_waiting(ticket);
@@ -255,7 +260,6 @@ impl ClusterNode {
             work.until = self.now + DEADLINE;
             return self.rest(ticket, true);
         }
-        let why = if unleased { lease::unleased() } else { out_of_reach() };
         self.answer(ticket, Err(why.into()));
     }
 }

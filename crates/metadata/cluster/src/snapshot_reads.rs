@@ -267,8 +267,12 @@ impl ClusterNode {
 
     /// The table has changed: what members were asked for others may have.
     pub(super) fn begin_again_at(&mut self) {
-        let reads =
-            |stage: &Stage| matches!(stage, Stage::ReadingAt(_) | Stage::ListingSnapshots(_));
+        let reads = |stage: &Stage| {
+            matches!(
+                stage,
+                Stage::ReadingAt(_) | Stage::ListingSnapshots(_) | Stage::Forwarded { .. }
+            )
+        };
         let reading = self.works.iter().filter(|(_, work)| reads(&work.stage));
         for ticket in reading.map(|(ticket, _)| *ticket).collect::<Vec<_>>() {
             self.run_alone(ticket);

@@ -44,6 +44,11 @@ impl ClusterNode {
             Message::Change(ChangeMessage::Rows { attempt, .. }) => {
                 self.decline(attempt, too_large(why))
             }
+            Message::Forward { number, .. } => self.answer(number, Err(too_large(why).into())),
+            Message::Forwarded { number, .. } => {
+                let reply = Err(too_large(why).into());
+                self.send(to, Message::Forwarded { number, reply });
+            }
             Message::SnapshotRead(SnapshotReadMessage::Rows { id, .. }) => {
                 self.answer(id.number, Err(too_large(why).into()));
             }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `wire/addresses.rs` | addresses of nodes |
 //! | `wire/changes.rs` | changes of the placement map |
+//! | `wire/dentries.rs` | dentries |
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
 //! | `wire/snapshot_reads.rs` | rows as they were at a snapshot |
@@ -19,19 +20,19 @@
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};
-use kestrel_meta::stop::Want;
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
-use kestrel_types::name::NAME_MAX;
-use kestrel_types::policy::{PolicyRecord, RECORD_BYTES_MAX};
 use kestrel_types::request::{Outcome, Reply};
-use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
+use kestrel_types::wire::{
+    FRAME_BYTES_MAX, TooLarge, decode_reply, decode_request, encode_reply, encode_request,
+};
 
-use super::message::{Envelope, Fetched, LockedRowsId, Message, SpanRow, Vote};
+use super::message::{Envelope, LockedRowsId, Message, SpanRow, Vote};
 
 mod addresses;
 mod changes;
+mod dentries;
 mod leases;
 mod polls;
 mod snapshot_reads;
@@ -70,6 +71,8 @@ const ADDRESSES: u8 = 23;
 const SUM: u8 = 24;
 const SNAPSHOT: u8 = 25;
 const SNAPSHOT_READ: u8 = 26;
+const FORWARD: u8 = 27;
+const FORWARDED: u8 = 28;
 
 // How a transaction ended.
 const WITHOUT_CHANGES: u8 = 0;
@@ -121,11 +124,11 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Fetch { number, table, want } => {
             put_numbered(out, FETCH, *number);
             put_varint(out, *table);
-            put_want(out, want);
+            dentries::put_want(out, want);
         }
         Message::Fetched(number, found) => {
             put_numbered(out, FETCHED, *number);
-            put_fetched(out, found);
+            dentries::put_fetched(out, found);
         }
         Message::Borrow { txn, round, table, mode, rows } => {
             put_txn(out, BORROW, *txn);
@@ -211,6 +214,15 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(SNAPSHOT);
             snapshots::put(out, message);
         }
+        Message::Forward { number, table, request } => {
+            put_numbered(out, FORWARD, *number);
+            put_varint(out, *table);
+            encode_request(request, out)?;
+        }
+        Message::Forwarded { number, reply } => {
+            put_numbered(out, FORWARDED, *number);
+            encode_reply(reply, out);
+        }
         Message::SnapshotRead(message) => {
             out.push(SNAPSHOT_READ);
             snapshot_reads::put(out, message);
@@ -229,8 +241,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
 
 fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
     Ok(match r.u8()? {
-        FETCH => Message::Fetch { number: r.varint()?, table: r.varint()?, want: want(r)? },
-        FETCHED => Message::Fetched(r.varint()?, fetched(r)?),
+        FETCH => {
+            Message::Fetch { number: r.varint()?, table: r.varint()?, want: dentries::want(r)? }
+        }
+        FETCHED => Message::Fetched(r.varint()?, dentries::fetched(r)?),
         BORROW => {
             let (txn, round, table) = (txn(r)?, r.varint32()?, r.varint()?);
             let mode = if boolean(r)? { RowLockMode::Exclusive } else { RowLockMode::Shared };
@@ -278,6 +292,11 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         LEASE => Message::Lease(leases::take(r)?),
         SUM => Message::Sum(sums::take(r)?),
         SNAPSHOT => Message::Snapshot(snapshots::take(r)?),
+        FORWARD => {
+            let (number, table) = (r.varint()?, r.varint()?);
+            Message::Forward { number, table, request: Box::new(decode_request(r)?) }
+        }
+        FORWARDED => Message::Forwarded { number: r.varint()?, reply: decode_reply(r)? },
         SNAPSHOT_READ => Message::SnapshotRead(snapshot_reads::take(r)?),
         TOKENS => Message::Tokens(tokens::take(r)?),
         ADDRESSES => Message::Addresses(addresses::take(r)?),
@@ -409,63 +428,6 @@ fn put_span_rows(out: &mut Vec<u8>, (span, rows): &(Span, Vec<SpanRow>)) {
 
 fn span_rows(r: &mut Reader<'_>) -> Result<(Span, Vec<SpanRow>), DecodeError> {
     Ok((span(r)?, list(r, 2, span_row)?))
-}
-
-fn put_want(out: &mut Vec<u8>, want: &Want) {
-    match want {
-        Want::Name(parent, name) => {
-            put_numbered(out, 0, *parent);
-            put_string(out, name);
-        }
-        Want::Id(ino) => put_numbered(out, 1, *ino),
-    }
-}
-
-fn want(r: &mut Reader<'_>) -> Result<Want, DecodeError> {
-    match r.u8()? {
-        0 => Ok(Want::Name(r.varint()?, r.string(NAME_MAX)?.into())),
-        1 => Ok(Want::Id(r.varint()?)),
-        _ => Err(DecodeError("an unknown way to ask for a directory")),
-    }
-}
-
-fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
-    match found {
-        Fetched::Dir { ino, mode, uid, gid, policy } => {
-            let record = policy.encode();
-            put_numbered(out, if record.is_some() { 4 } else { 0 }, *ino);
-            [u32::from(*mode), *uid, *gid]
-                .iter()
-                .for_each(|number| put_varint(out, u64::from(*number)));
-            record.iter().for_each(|record| put_string(out, record));
-        }
-        Fetched::At(parent, name) => {
-            put_numbered(out, 1, *parent);
-            put_string(out, name);
-        }
-        Fetched::None => out.push(2),
-        Fetched::Busy => out.push(3),
-    }
-}
-
-fn fetched(r: &mut Reader<'_>) -> Result<Fetched, DecodeError> {
-    Ok(match r.u8()? {
-        tag @ (0 | 4) => {
-            let (ino, mode) = (r.varint()?, r.varint32()?);
-            let mode = u16::try_from(mode).ok();
-            let mode = mode.ok_or(DecodeError("mode out of bounds"))?;
-            let (uid, gid) = (r.varint32()?, r.varint32()?);
-            let policy = match tag {
-                0 => PolicyRecord::default(),
-                _ => PolicyRecord::decode(r.string(RECORD_BYTES_MAX)?)?,
-            };
-            Fetched::Dir { ino, mode, uid, gid, policy }
-        }
-        1 => Fetched::At(r.varint()?, r.string(NAME_MAX)?.into()),
-        2 => Fetched::None,
-        3 => Fetched::Busy,
-        _ => return Err(DecodeError("an unknown answer about a directory")),
-    })
 }
 
 fn vote(r: &mut Reader<'_>) -> Result<Vote, DecodeError> {

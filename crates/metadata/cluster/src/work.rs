@@ -14,6 +14,7 @@ use kestrel_meta::session::Claim;
 use kestrel_meta::stop::Want;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Done, Request};
 
 use super::Requester;
@@ -25,6 +26,8 @@ pub(super) enum Back {
     Here(Done),
     /// This member itself, which deletes this file without a name.
     Deletion(InodeId),
+    /// Another member, whose process asks. With the number of the request there.
+    Forwarded(NodeId, u64),
 }
 
 /// How far a request is.
@@ -47,6 +50,8 @@ pub(super) enum Stage {
     ReadingAt(SnapshotRead),
     /// It lists snapshots, and waits for what other members say of directories then.
     ListingSnapshots(SnapshotListing),
+    /// It was sent to the member that leads snapshots.
+    Forwarded { sent: Nanos },
     /// It waits for what all members say; the poll has its own deadline.
     Polling,
     /// It makes a snapshot, after others, or when members have all records.

@@ -5,8 +5,9 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kestrel_cluster::Message;
+use kestrel_cluster::{Message, Requester};
 use kestrel_engine::{BatchKind, Mutation};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
@@ -14,6 +15,8 @@ use kestrel_types::request::{
     Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, XattrFlags,
 };
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+
+use parking_lot::Mutex;
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
@@ -302,4 +305,45 @@ fn snapshots_of_directories_above() {
     let at = cluster.placement.coordinator;
     let removed = cluster.ask(at, Op::SnapshotList { dir: Some(deep), ancestors: true });
     assert_eq!(errno(&removed), libc::ENOENT);
+}
+
+/// What the process of a member itself asks of snapshots the member that leads them executes, also
+/// if messages are lost or come twice.
+#[test]
+fn snapshots_for_own_process() {
+    let mut cluster = Cluster::new(3);
+    let top = cluster.inode(2, Op::MkDir(at("a1"), 0o755)).ino;
+    let id = snapshot(&mut cluster, top, b"s");
+    for (dir, expected) in [(Some(top), vec![id]), (None, vec![id]), (Some(1), vec![])] {
+        for node in 1..=3 {
+            let op = Op::SnapshotList { dir, ancestors: true };
+            let heard: Arc<Mutex<Option<Reply>>> = Arc::default();
+            let filled = heard.clone();
+            let done = Box::new(move |reply| *filled.lock() = Some(reply));
+            let request = Request { creds: Creds::root(), op };
+            let member = cluster.members.get_mut(&node).unwrap();
+            member.submit(request, Requester::Own, done, cluster.now);
+            let is_forward = |message: &Message| {
+                matches!(message, Message::Forward { .. } | Message::Forwarded { .. })
+            };
+            for turn in 0.. {
+                assert!(turn < 1000, "the request ends");
+                match cluster.carry(|_, message| is_forward(message)) {
+                    // Each is lost once, and comes twice after that.
+                    Some(_) if turn == 0 || turn == 3 => {}
+                    Some((to, envelope)) => {
+                        let member = cluster.members.get_mut(&to).unwrap();
+                        member.receive(envelope.clone(), cluster.now);
+                        member.receive(envelope, cluster.now);
+                    }
+                    None => cluster.tick(100_000_000),
+                }
+                if heard.lock().is_some() {
+                    break;
+                }
+            }
+            let Some(Ok(Answer::Snapshots(found))) = heard.lock().take() else { panic!() };
+            assert_eq!(found.iter().map(|info| info.id).collect::<Vec<_>>(), expected);
+        }
+    }
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
+use kestrel_meta::stop::Want;
 use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Name;
+use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
-use kestrel_types::request::DirEntry;
+use kestrel_types::request::{Creds, DirEntry, Op, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -21,13 +22,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::addresses::NodeAddress;
-use crate::message::TokensMessage;
 use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
 use crate::message::leases::{HoldId, LeaseMessage};
 use crate::message::polls::{PollAnswer, PollQuestion, Weight};
 use crate::message::snapshot_reads::{ReadId, SnapshotReadMessage};
 use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 use crate::message::sums::{Also, Names, SumMessage};
+use crate::message::{Fetched, TokensMessage};
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
@@ -211,6 +212,14 @@ fn any_message() -> BoxedStrategy<Message> {
         )),
         any_snapshot_message().prop_map(Message::Snapshot),
         any_snapshot_read().prop_map(Message::SnapshotRead),
+        (number(), number(), number()).prop_map(|(number, table, dir)| {
+            let op = Op::Parent(dir);
+            let request = Box::new(Request { creds: Creds::root(), op });
+            Message::Forward { number, table, request }
+        }),
+        (number(), any_error()).prop_map(|(number, why)| {
+            Message::Forwarded { number, reply: Err(Outcome::Failed(why)) }
+        }),
         any_txn().prop_map(Message::Decided),
         any_txn().prop_map(Message::Ask),
         any_txn().prop_map(Message::Alive),

@@ -23,7 +23,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
-use kestrel_types::request::DirEntry;
+use kestrel_types::request::{Answer, Creds, DirEntry, Op, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -42,7 +42,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         leases(),
         sums(),
         snapshots(),
-        snapshot_reads(),
+        asked_of_others(),
         tokens(),
         addresses(),
     ]
@@ -284,7 +284,7 @@ fn polls() -> Vec<(&'static str, Message)> {
     ]
 }
 
-fn snapshot_reads() -> Vec<(&'static str, Message)> {
+fn asked_of_others() -> Vec<(&'static str, Message)> {
     use SnapshotReadMessage as M;
     let id = ReadId { number: 3 << 32, round: 300 };
     let (table, snapshot) = (4, 1 << 60);
@@ -302,7 +302,15 @@ fn snapshot_reads() -> Vec<(&'static str, Message)> {
         ("snapshot-busy", M::Busy(id)),
         ("snapshot-too-large", M::TooLarge(id)),
     ];
-    messages.map(|(name, message)| (name, Message::SnapshotRead(message))).to_vec()
+    let op = Op::SnapshotList { dir: Some(1), ancestors: false };
+    let request = Box::new(Request { creds: Creds::root(), op });
+    let (number, reply) = (300, Ok(Answer::Snapshots(Vec::new())));
+    let forwards = [
+        ("forward", Message::Forward { number, table, request }),
+        ("forwarded", Message::Forwarded { number, reply }),
+    ];
+    let messages = messages.map(|(name, message)| (name, Message::SnapshotRead(message)));
+    messages.into_iter().chain(forwards).collect()
 }
 
 fn changes() -> Vec<(&'static str, Message)> {
