@@ -209,7 +209,8 @@ impl Fs {
         };
         // A snapshot needs the old objects for as long as it stays: storing again what is in them
         // would take space and free none.
-        if self.node().is_some_and(|node| node.has_snapshots()) {
+        let node = self.node().or_else(|| self.member().map(|member| member.node()));
+        if node.is_some_and(|node| node.has_snapshots()) {
             log::debug!("sparse objects are not rewritten while the volume has snapshots");
             (found.objects, found.unused_bytes) = (Vec::new(), 0);
         }

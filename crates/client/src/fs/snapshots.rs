@@ -29,7 +29,7 @@ impl Fs {
     ///
     /// # Errors
     /// `EEXIST` if the name is taken, `EINVAL` if it cannot be one, `EPERM` for anybody but the
-    /// directory's owner and the superuser, `EOPNOTSUPP` on a cluster.
+    /// directory's owner and the superuser; on a cluster also those of a node out of reach.
     pub fn create_snapshot(
         self: &Arc<Self>,
         caller: Caller,

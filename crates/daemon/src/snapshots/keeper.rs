@@ -4,6 +4,10 @@
 //! The process that has the volume's metadata does so, a server or an embedded mount. Which
 //! directories have a schedule is found in the rows, at the start and again from time to time, at a
 //! small part of the time; a schedule that is set through this process counts at once.
+//!
+//! Of several nodes each keeps the schedules that are in its rows, so each schedule is kept by one.
+//! While a schedule's row moves to another node, and where it was set through a third one, two may
+//! keep it: snapshots have the names of their times, so the second finds that they are there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -223,7 +227,7 @@ pub struct KeepingSnapshots {
 }
 
 impl KeepingSnapshots {
-    /// Begins, if the volume can be changed and one node serves it.
+    /// Begins, if the volume can be changed.
     ///
     /// # Errors
     /// If there is no thread for it.
@@ -231,7 +235,7 @@ impl KeepingSnapshots {
         keeper: &Arc<SnapshotKeeper>,
         volume: &Arc<ServedVolume>,
     ) -> std::io::Result<Self> {
-        if volume.read_only || volume.descriptor.cluster.is_some() {
+        if volume.read_only {
             return Ok(Self { _worker: None });
         }
         let (keeper, volume) = (keeper.clone(), Arc::downgrade(volume));

@@ -74,10 +74,6 @@ fn failed(why: &io::Error, shown: &str) -> Failure {
         Some(libc::EPERM | libc::EACCES) => {
             "not allowed; the directory's owner and root may change its snapshots".into()
         }
-        Some(libc::EOPNOTSUPP) => {
-            "the volume of a cluster has no snapshots: load a dump of it into a volume of one node"
-                .into()
-        }
         Some(libc::EROFS) => "the mount is read-only; mount the volume for writing first".into(),
         _ => why.to_string(),
     };

@@ -103,9 +103,8 @@ impl Place {
             return Ok(place(Answerer::Client(Box::new(connect(&url, store)?))));
         }
         if let Ok(found) = locate(VERB, &url)
-            && let Ok(descriptor) = Descriptor::read(&found)
+            && Descriptor::read(&found).is_ok()
         {
-            one_node(&descriptor, &found)?;
             return Ok(place(Answerer::Volume(found, Box::new(store.clone()))));
         }
         Self::in_mount(Path::new(text), shown)
@@ -224,21 +223,6 @@ impl Place {
             Answerer::Mount(_) | Answerer::Kernel(_) | Answerer::Volume(..) => {}
         }
         Ok(ExitStatus::Good)
-    }
-}
-
-/// Snapshots are of volumes that one node serves.
-fn one_node(descriptor: &Descriptor, dir: &Path) -> Result<(), Failure> {
-    match descriptor.cluster {
-        None => Ok(()),
-        Some(_) => Err(Failure::new(
-            VERB,
-            format!(
-                "{}: the volume of a cluster has no snapshots: load a dump of it into a volume of \
-                 one node",
-                dir.display()
-            ),
-        )),
     }
 }
 
