@@ -38,6 +38,8 @@ mod side;
 mod system;
 mod tree;
 
+pub(crate) use history::removed_record;
+
 use std::collections::HashMap;
 use std::fmt;
 

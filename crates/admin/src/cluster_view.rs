@@ -30,16 +30,17 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
     COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, maker_of_id, maker_of_object,
 };
+use kestrel_types::snapshot::{RECORD_PREFIX, SnapshotInfo, decode_history_key, is_history_share};
 use kestrel_types::token::TokenRecord;
 
-use crate::check::Totals;
+use crate::check::{Totals, removed_record};
 use crate::cut::{Batch, CutError, Scratch, empty};
 use crate::dump::spread::TargetNodes;
 use crate::dump::{DumpError, spool};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{
     CLOCK, EPOCH, INODES, LEASE, OBJECTS, Row, Rows, SHARES, USAGE, WORKERS_MAX, decode_ceiling,
-    decode_usage, delete, encode_ceiling, encode_usage, put, readable,
+    decode_usage, delete, encode_ceiling, encode_shares_with_history, encode_usage, put, readable,
 };
 
 /// Findings kept: more say no more.
@@ -253,6 +254,8 @@ impl ClusterViewBuilder {
         let newest = newest_clock(&nodes);
         let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node, newest));
         let counters = counters.chain(nodes.iter().filter_map(|(id, node)| lease(*id, node)));
+        let counters =
+            counters.chain(nodes.iter().flat_map(|(id, node)| damaged_snapshots(*id, node)));
         for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes)))
         {
             note(&mut findings, finding);
@@ -313,6 +316,11 @@ fn classify(
             return RowStatus::Ours;
         }
         Table::Txn => return classify_record(node, from, key, value, &path()),
+        Table::History if decode_history_key(key.borrow()).is_none() => {
+            let finding = Finding::new(FindingKind::RowUnknown, path(), "not the history of a row");
+            let act = Act::AtNode(from, vec![delete(key)]);
+            return RowStatus::Wrong(Box::new(finding.with(Stage::Tree, "removed", act)));
+        }
         _ => {}
     }
     let owner = node.view.owner(key.table, key.id, &key.suffix);
@@ -337,7 +345,8 @@ fn classify(
     {
         let worker = u64::from(u16::from_be_bytes(share)) % u64::from(WORKERS_MAX);
         let shares = node.records.get(SHARES).and_then(|row| decode_ceiling(row).ok());
-        if shares.is_none_or(|shares| worker >= shares) {
+        let of_history = key.table == Table::ObjStat && is_history_share(&share);
+        if shares.is_none_or(|shares| worker >= shares) && !of_history {
             let detail = format!("a share of worker {worker}, which the node does not read");
             let finding = Finding::new(FindingKind::RowMisplaced, path(), detail);
             let act = Act::AtNode(from, vec![delete(key)]);
@@ -453,7 +462,11 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
         let path = format!("node {id}: {}", readable(name));
         let mut finding = Finding::new(FindingKind::SystemWrong, path, detail);
         if let Some(right) = below.checked_add(1).filter(|right| *right < max) {
-            let act = Act::AtNode(id, vec![put(Table::System, 0, name, encode_ceiling(right))]);
+            let value = match name == SHARES && has_snapshots(node) {
+                true => encode_shares_with_history(right),
+                false => encode_ceiling(right),
+            };
+            let act = Act::AtNode(id, vec![put(Table::System, 0, name, value)]);
             finding = finding.with(Stage::Numbers, format!("set to {right}"), act);
         }
         findings.push(finding);
@@ -547,8 +560,50 @@ fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     all.into_iter().map(row).collect()
 }
 
+/// Whether a node has records of snapshots.
+fn has_snapshots(node: &Node) -> bool {
+    node.records.keys().any(|name| name.starts_with(RECORD_PREFIX))
+}
+
+/// Records of snapshots as the node has them that leads snapshots; of those that it does not know,
+/// for which nobody has rows but by an error, as another one has them, in removal.
+fn snapshots_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
+    let placement = nodes.values().next().map(|node| &node.view.placement);
+    let leader = placement.and_then(PlacementMap::snapshot_leader).map(|leader| leader.id);
+    let mut all: BTreeMap<&[u8], Box<[u8]>> = BTreeMap::new();
+    let leads = |node: &NodeId| Some(*node) == leader;
+    let in_order = nodes.iter().filter(|(node, _)| !leads(node));
+    for (id, node) in in_order.chain(nodes.iter().filter(|(node, _)| leads(node))) {
+        for (name, value) in &node.records {
+            let Some(record) = SnapshotInfo::decode(name, value) else { continue };
+            match record {
+                Ok(info) if !leads(id) => {
+                    all.insert(&**name, SnapshotInfo { removing: true, ..info }.encode());
+                }
+                _ => drop(all.insert(&**name, value.clone())),
+            }
+        }
+    }
+    all.into_iter().map(|(name, value)| put(Table::System, 0, name, value)).collect()
+}
+
+/// What is wrong with the records of snapshots that a node has: it does not start with one that is
+/// damaged.
+fn damaged_snapshots(id: NodeId, node: &Node) -> Vec<Finding> {
+    let damaged = node.records.iter().filter_map(|(name, value)| {
+        let why = SnapshotInfo::decode(name, value)?.err()?;
+        let path = format!("node {id}: {}", readable(name));
+        let finding = Finding::new(FindingKind::SystemWrong, path, why.to_string());
+        let removed = removed_record(name);
+        let act = Act::AtNode(id, vec![removed]);
+        let says = "made one of a snapshot that is being removed";
+        Some(finding.with(Stage::Numbers, says, act))
+    });
+    damaged.collect()
+}
+
 /// Records of the whole: the newest of the nodes' clocks, the sum of their figures if all of them
-/// were stopped, and tokens.
+/// were stopped, tokens, and snapshots.
 fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(newest_clock(nodes)))];
     let sums: Option<Vec<[i64; 3]>> =
@@ -558,5 +613,6 @@ fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
         rows.push(put(Table::System, 0, USAGE, encode_usage([sum(0), sum(1), sum(2)])));
     }
     rows.extend(tokens_of(nodes));
+    rows.extend(snapshots_of(nodes));
     rows
 }

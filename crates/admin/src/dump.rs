@@ -73,8 +73,6 @@ pub enum DumpError {
     Mismatch(String),
     /// Too much changed meanwhile.
     TooBusy,
-    /// It has snapshots, and the volume to load into is a cluster's.
-    Snapshots,
 }
 
 impl fmt::Display for DumpError {
@@ -96,10 +94,6 @@ impl fmt::Display for DumpError {
             DumpError::Mismatch(why) => {
                 write!(f, "verification failed: {why}; do not use this volume")
             }
-            DumpError::Snapshots => f.write_str(
-                "the dump has snapshots, and the volume of a cluster has none: load it into a \
-                 volume of one node, remove them there, and dump that",
-            ),
             DumpError::TooBusy => f.write_str(
                 "more than 64 GiB of changes during the dump; repeat it at a quieter time",
             ),

@@ -4,6 +4,12 @@
 //! What several nodes have each for itself becomes one: shares of a directory or an object are
 //! added up, counters begin above all that is in use. What only nodes of one cluster need (`moved`,
 //! `txn`) is in no dump. Inode and object numbers stay.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `merge/history.rs` | what directories' figures were at snapshots |
+
+pub(crate) mod history;
 
 use std::collections::BTreeMap;
 
@@ -13,11 +19,17 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, maker_of_id, maker_of_object};
+use kestrel_types::snapshot::{
+    HISTORY_SHARE, RECORD_PREFIX, SnapshotInfo, decode_history, decode_history_key,
+    is_history_share,
+};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use crate::info::InfoError;
 use crate::references::{Seen, of_row};
-use crate::rows::{INODES, OBJECTS, Row, Rows, SHARES, delete, encode_ceiling, put};
+use crate::rows::{
+    INODES, OBJECTS, Row, Rows, SHARES, delete, encode_ceiling, encode_shares_with_history, put,
+};
 
 /// Changes committed together.
 const BATCH: usize = 4096;
@@ -42,6 +54,7 @@ impl Highest {
             }
             Table::Link | Table::Chunk | Table::DirId => self.inode(key.id),
             Table::ObjStat => self.object(key.id),
+            Table::History => self.then(key, value),
             _ => {}
         }
         of_row(key, value, &mut |seen| {
@@ -49,6 +62,18 @@ impl Highest {
                 self.object(reference.range.object);
             }
         });
+    }
+
+    /// What was there at a snapshot, and may be there no more.
+    fn then(&mut self, key: &Key, value: &[u8]) {
+        let Some((of, _)) = decode_history_key(key.borrow()) else { return };
+        match (of.table, decode_history(value)) {
+            (Table::Entry, Ok(Some(old))) => {
+                Entry::peek(old).ok().into_iter().for_each(|(ino, _)| self.inode(ino));
+            }
+            (Table::Link | Table::Chunk | Table::DirId, _) => self.inode(of.id),
+            _ => {}
+        }
     }
 
     fn inode(&mut self, ino: InodeId) {
@@ -73,7 +98,9 @@ impl Highest {
 /// # Errors
 /// Those of the engine; damaged shares.
 pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
+    history::add_up_history(engine)?;
     let mut batch = Batch { engine, changes: Vec::new() };
+    let has_snapshots = end_cuts(engine, &mut batch)?;
     for row in Rows::new(engine, Table::Reap) {
         batch.add(delete(&row?.0))?;
     }
@@ -83,22 +110,29 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
             total.merge(&DirStat::decode(value)?);
             batch.add(delete(key))?;
         }
-        Ok(batch.add(put(Table::DirStat, dir, &[0, 0], total.encode()))?)
+        Ok(batch.add(put(Table::DirStat, dir, &history::ONE_SHARE, total.encode()))?)
     })?;
     let seconds = (now.max(0) / SECOND).cast_unsigned();
     add_up(engine, Table::ObjStat, &mut |object, rows| {
-        let mut total = ObjStat::default();
+        let (mut total, mut history) = (ObjStat::default(), ObjStat::default());
         for (key, value) in rows {
-            total.referenced = total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
+            let sum = if is_history_share(&key.suffix) { &mut history } else { &mut total };
+            sum.referenced = sum.referenced.saturating_add(ObjStat::decode(value)?.referenced);
             batch.add(delete(key))?;
         }
-        if total.referenced <= 0 {
+        if total.referenced.saturating_add(history.referenced) <= 0 {
             batch.add(put(Table::Reap, seconds, &object.to_be_bytes(), Box::default()))?;
         }
-        Ok(batch.add(put(Table::ObjStat, object, &[0, 0], total.encode()))?)
+        if history.referenced != 0 {
+            let share = HISTORY_SHARE.to_be_bytes();
+            batch.add(put(Table::ObjStat, object, &share, history.encode()))?;
+        }
+        Ok(batch.add(put(Table::ObjStat, object, &history::ONE_SHARE, total.encode()))?)
     })?;
     let mut highest = Highest::default();
-    for table in [Table::Entry, Table::Link, Table::Chunk, Table::DirId, Table::ObjStat] {
+    let numbered =
+        [Table::Entry, Table::Link, Table::Chunk, Table::DirId, Table::ObjStat, Table::History];
+    for table in numbered {
         for row in Rows::new(engine, table) {
             let (key, value) = row?;
             highest.add(&key, &value);
@@ -107,12 +141,31 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
     let counters = [
         (INODES, highest.inode.saturating_add(1).max(FIRST_INODE)),
         (OBJECTS, highest.object.saturating_add(1).max(FIRST_OBJECT)),
-        (SHARES, 1),
     ];
     for (name, value) in counters {
         batch.add(put(Table::System, 0, name, encode_ceiling(value)))?;
     }
+    let shares = if has_snapshots { encode_shares_with_history(1) } else { encode_ceiling(1) };
+    batch.add(put(Table::System, 0, SHARES, shares))?;
     Ok(batch.send()?)
+}
+
+/// Nobody ends a cut that was under way: what was kept for the snapshot is given back. Whether there
+/// are snapshots, or such.
+fn end_cuts(engine: &dyn Engine, batch: &mut Batch<'_>) -> Result<bool, InfoError> {
+    let mut found = false;
+    for row in Rows::from(engine, Table::System, 0, RECORD_PREFIX) {
+        let (key, value) = row?;
+        let Some(record) = SnapshotInfo::decode(&key.suffix, &value) else { break };
+        found = true;
+        if let Ok(info) = record
+            && info.cutting
+        {
+            let ended = SnapshotInfo { removing: true, cutting: false, ..info };
+            batch.add(Mutation { key, value: Some(ended.encode()) })?;
+        }
+    }
+    Ok(found)
 }
 
 /// Gets an id, and all its rows.

@@ -25,12 +25,16 @@ use kestrel_cluster::ClusterNode;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::node::RootAttr;
+use kestrel_meta::node::{Node, NodeConfig, RootAttr};
+use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{
     self, Exceptions, NodeId, PlacementMap, SlotMap, id_in, maker_of_id, object_in,
 };
+use kestrel_types::request::{Answer, Creds, Op, Request};
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -410,4 +414,83 @@ fn hold_timeout_and_recording_limit() {
     assert!(recording.end().unwrap_err().contains("room"));
     drop(recording);
     commit(4);
+}
+
+/// Everything that is told of a tree at a snapshot, by path.
+fn tree_at(node: &Node, snapshot: SnapshotId) -> BTreeMap<String, String> {
+    let ask = |op: Op| {
+        let op = Op::At(snapshot, Box::new(op));
+        node.call(Request { creds: Creds::root(), op }).unwrap()
+    };
+    let (mut told, mut todo) = (BTreeMap::new(), vec![(String::new(), ROOT)]);
+    while let Some((path, dir)) = todo.pop() {
+        let figures = ask(Op::TreeUsage(dir));
+        told.insert(
+            path.clone(),
+            format!("{:?} {figures:?}", ask(Op::GetAttr(InodeRef::by_id(dir)))),
+        );
+        let list = Op::ReadDir { dir, after: None, limit: 1000, check: false };
+        let Answer::Entries { entries, .. } = ask(list) else { panic!("{path}") };
+        for entry in entries {
+            let path = format!("{path}/{}", String::from_utf8_lossy(entry.name.as_bytes()));
+            if entry.kind == Kind::Dir {
+                todo.push((path, entry.ino));
+                continue;
+            }
+            let file = ask(Op::Lookup(PathRef::new(dir, entry.name)));
+            let chunks = ask(Op::Chunks { ino: entry.ino, first: 0, last: 99 });
+            told.insert(path, format!("{file:?} {chunks:?}"));
+        }
+    }
+    told
+}
+
+fn snapshots(node: &Node) -> Vec<SnapshotInfo> {
+    let op = Op::SnapshotList { dir: None, ancestors: false };
+    match node.call(Request { creds: Creds::root(), op }) {
+        Ok(Answer::Snapshots(list)) => list,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A dump with snapshots goes to several nodes and back: each snapshot reads as before, and what its
+/// history refers to is counted where the history is.
+#[test]
+fn snapshots_to_several_nodes_and_back() {
+    let mut compared = 0;
+    for seed in 0..6 {
+        let mut driver = common::driver::Driver::new(seed);
+        for _ in 0..400 {
+            driver.step();
+        }
+        let list = snapshots(&driver.node);
+        let file = dump_of(&*driver.engine);
+        let cluster = formed(3);
+        load_nodes(&file, &cluster).unwrap();
+        let whole = gather(&cluster);
+        let mut found: Vec<String> =
+            whole.0.findings.iter().map(|finding| format!("{finding:?}")).collect();
+        let mut options = Options { is_of_several: true, ..Options::default() };
+        let mut report = |finding: kestrel_admin::finding::Finding| {
+            if finding.kind.severity() == kestrel_admin::finding::Severity::Error {
+                found.push(format!("{finding:?}"));
+            }
+        };
+        check(whole.engine(), &mut options, &mut report, &mut |_, _| ()).unwrap();
+        assert_eq!(found, Vec::<String>::new(), "seed {seed}");
+        let history =
+            cluster.values().filter(|engine| Rows::new(*engine, Table::History).next().is_some());
+        assert!(list.is_empty() || history.count() > 1, "history has its owners");
+        let back = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+        let whole = gather_one(&cluster);
+        load(Cursor::new(dump_of(whole.engine())), &*back, &mut |_| {}).unwrap();
+        let node = Node::open(back, driver.clock.clone(), NodeConfig::default()).unwrap();
+        assert_eq!(snapshots(&node), list, "seed {seed}");
+        for info in list.iter().filter(|info| !info.removing) {
+            assert_eq!(tree_at(&node, info.id), tree_at(&driver.node, info.id), "seed {seed}");
+            compared += 1;
+        }
+        while node.tidy_history().unwrap() {}
+    }
+    assert!(compared > 3, "{compared} snapshots");
 }

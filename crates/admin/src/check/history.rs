@@ -37,13 +37,7 @@ pub fn records(check: &mut Check<'_>) -> Result<(), EngineError> {
             None => break,
             Some(Ok(info)) => check.snapshots.push(info.id),
             Some(Err(why)) => {
-                let rows = match number_of(&key.suffix).and_then(removed) {
-                    Some(info) => vec![kestrel_engine::Mutation {
-                        key: info.key(),
-                        value: Some(info.encode()),
-                    }],
-                    None => vec![delete(&key)],
-                };
+                let rows = vec![removed_record(&key.suffix)];
                 let name = readable(&key.suffix);
                 let finding = Finding::new(FindingKind::SystemWrong, name, why.to_string());
                 let says = "made one of a snapshot that is being removed";
@@ -52,6 +46,15 @@ pub fn records(check: &mut Check<'_>) -> Result<(), EngineError> {
         }
     }
     marked(check)
+}
+
+/// What becomes of a record of this name that is damaged: one of a snapshot that is being removed,
+/// or none if the name says no number.
+pub(crate) fn removed_record(name: &[u8]) -> kestrel_engine::Mutation {
+    match number_of(name).and_then(removed) {
+        Some(info) => kestrel_engine::Mutation { key: info.key(), value: Some(info.encode()) },
+        None => delete(&Key::new(Table::System, 0, name)),
+    }
 }
 
 /// The number in the name of a record.

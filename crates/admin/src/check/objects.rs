@@ -11,7 +11,7 @@ use kestrel_blockstore::ErrorKind;
 use kestrel_blockstore::store::{BlockStore, ObjectInfo, list_all};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::snapshot::HISTORY_SHARE;
+use kestrel_types::snapshot::is_history_share;
 use kestrel_types::stat::ObjStat;
 
 use super::name::name_files_of;
@@ -140,7 +140,6 @@ fn scheduled(check: &mut Check<'_>) -> Result<IdSet, CheckError> {
 /// references than were found, so accounts are then left as they are.
 fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result<(), CheckError> {
     let mut rows = Rows::from(check.engine, Table::ObjStat, window.first, &[]);
-    let history = HISTORY_SHARE.to_be_bytes();
     let mut expected = 0;
     loop {
         let id = rows.peek()?.map(|(key, _)| key.id);
@@ -160,7 +159,7 @@ fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result
             let (key, value) = row?;
             check.row("checking accounts of objects");
             match ObjStat::decode(&value) {
-                Ok(stat) if check.is_share(&key.suffix) || *key.suffix == history => {
+                Ok(stat) if check.is_share(&key.suffix) || is_history_share(&key.suffix) => {
                     sum = sum.saturating_add(stat.referenced)
                 }
                 _ => broken = true,

@@ -24,9 +24,9 @@ use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::key::{Key, Table};
+use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_object};
-use kestrel_types::snapshot::RECORD_PREFIX;
+use kestrel_types::snapshot::{RECORD_PREFIX, decode_history_key, history_key, history_share_of};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};
@@ -34,10 +34,12 @@ use super::{Counts, DumpError};
 use crate::check::CheckError;
 use crate::cut::{self, CutError};
 use crate::info::InfoError;
+use crate::merge::history::add_up_history;
 use crate::merge::{Highest, add_up};
+use crate::references::{Reference, Seen, of_row};
 use crate::rows::{
-    CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get,
-    put,
+    CLOCK, DirId, INODES, OBJECTS, Row, Rows, SHARES, USAGE, decode_ceiling, delete,
+    encode_ceiling, encode_shares_with_history, get, put,
 };
 
 /// Changes committed together.
@@ -83,22 +85,10 @@ pub fn load_into(
     let _scratch = made.1;
     let rows = made.0;
     let done = load(input, &rows, progress)?;
-    refuse_snapshots(&rows)?;
+    add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;
     Ok(done)
-}
-
-/// A cluster has no snapshots, so what they need would be lost.
-fn refuse_snapshots(rows: &dyn Engine) -> Result<(), DumpError> {
-    let mut records = Rows::from(rows, Table::System, 0, RECORD_PREFIX);
-    if records.peek()?.is_some_and(|(key, _)| key.suffix.starts_with(RECORD_PREFIX)) {
-        return Err(DumpError::Snapshots);
-    }
-    match Rows::new(rows, Table::History).next().transpose()? {
-        Some(_) => Err(DumpError::Snapshots),
-        None => Ok(()),
-    }
 }
 
 /// Makes sure that no node hands out an object number that the store already uses, one that is
@@ -269,7 +259,9 @@ impl<'a> Spread<'a> {
             self.flush()?;
             self.count(table, rows - u64::from(table == Table::Entry && last.is_some()))?;
         }
-        self.shares(from, &mut highest)?;
+        let referenced = self.history(from, &mut highest)?;
+        self.shares(from, &referenced, &mut highest)?;
+        self.snapshots(from)?;
         for row in Rows::new(from, Table::Reap) {
             let (key, value) = row?;
             if let Ok(object) = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes) {
@@ -302,6 +294,62 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
+    /// What rows were at snapshots, to their owners; how many bytes of objects the history of each
+    /// node refers to.
+    fn history(
+        &mut self,
+        from: &dyn Engine,
+        highest: &mut Highest,
+    ) -> Result<BTreeMap<(ObjectId, NodeId), i64>, DumpError> {
+        let (mut referenced, mut count) = (BTreeMap::new(), 0);
+        for row in Rows::new(from, Table::History) {
+            let (mut key, value) = row?;
+            highest.add(&key, &value);
+            if let Some((of, at)) = decode_history_key(key.borrow())
+                && of.table == Table::DirStat
+            {
+                let share = first_share(self.view.home_of(of.id));
+                key = history_key(KeyRef::new(of.table, of.id, &share), at);
+            }
+            let to = self.view.owner(Table::History, key.id, &key.suffix);
+            of_row(&key, &value, &mut |seen| {
+                if let Seen::Reference(Reference { range, bytes, .. }) = seen {
+                    *referenced.entry((range.object, to)).or_default() += i64::from(bytes);
+                }
+            });
+            self.send(to, Mutation { key, value: Some(value) })?;
+            count += 1;
+        }
+        self.flush()?;
+        self.count(Table::History, count)?;
+        Ok(referenced)
+    }
+
+    /// Records of snapshots, which every node that serves has, and that programs which know none
+    /// are to be kept away.
+    fn snapshots(&mut self, from: &dyn Engine) -> Result<(), DumpError> {
+        let nodes: Vec<NodeId> = self.view.serving().collect();
+        let mut found = false;
+        for row in Rows::from(from, Table::System, 0, RECORD_PREFIX) {
+            let (key, value) = row?;
+            if !key.suffix.starts_with(RECORD_PREFIX) {
+                break;
+            }
+            found = true;
+            for node in &nodes {
+                self.send(*node, Mutation { key: key.clone(), value: Some(value.clone()) })?;
+            }
+        }
+        for node in nodes.into_iter().filter(|_| found) {
+            let stored = get(self.engine(node)?, Key::new(Table::System, 0, SHARES))?;
+            if let Some(shares) = stored.and_then(|row| decode_ceiling(&row).ok()) {
+                let row = encode_shares_with_history(shares);
+                self.send(node, put(Table::System, 0, SHARES, row))?;
+            }
+        }
+        self.flush()
+    }
+
     /// The row with the directory and name of a file, if its name belongs to another node than its
     /// number, and the row's owner.
     fn moved(&self, key: &Key, value: &[u8]) -> Option<(NodeId, Mutation)> {
@@ -322,11 +370,14 @@ impl<'a> Spread<'a> {
         self.members[usize::try_from(object % self.members.len() as u64).unwrap_or(0)]
     }
 
-    /// Shares, added up, are one node's: those of a directory where it is at home.
-    fn shares(&mut self, from: &dyn Engine, highest: &mut Highest) -> Result<(), DumpError> {
-        // The first share of each node.
-        let first =
-            |node: NodeId| u16::try_from(node as usize * WORKERS_MAX).unwrap_or(0).to_be_bytes();
+    /// Shares, added up, are one node's: those of a directory where it is at home. What history
+    /// refers to (`referenced`) is counted where the history is.
+    fn shares(
+        &mut self,
+        from: &dyn Engine,
+        referenced: &BTreeMap<(ObjectId, NodeId), i64>,
+        highest: &mut Highest,
+    ) -> Result<(), DumpError> {
         let mut sent = Vec::new();
         add_up(from, Table::DirStat, &mut |dir, rows: &[Row]| {
             let mut total = DirStat::default();
@@ -334,7 +385,7 @@ impl<'a> Spread<'a> {
                 total.merge(&DirStat::decode(value)?);
             }
             let node = self.view.home_of(dir);
-            sent.push((node, put(Table::DirStat, dir, &first(node), total.encode())));
+            sent.push((node, put(Table::DirStat, dir, &first_share(node), total.encode())));
             self.send_all(&mut sent)
         })
         .map_err(damaged)?;
@@ -345,8 +396,14 @@ impl<'a> Spread<'a> {
                     total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
             }
             highest.object(object);
+            for ((_, node), bytes) in referenced.range((object, 0)..=(object, NodeId::MAX)) {
+                total.referenced = total.referenced.saturating_sub(*bytes);
+                let (share, history) =
+                    (history_share_of(*node).to_be_bytes(), ObjStat { referenced: *bytes });
+                sent.push((*node, put(Table::ObjStat, object, &share, history.encode())));
+            }
             let node = self.account_node(object);
-            sent.push((node, put(Table::ObjStat, object, &first(node), total.encode())));
+            sent.push((node, put(Table::ObjStat, object, &first_share(node), total.encode())));
             self.send_all(&mut sent)
         })
         .map_err(damaged)
@@ -433,4 +490,9 @@ fn damaged(why: InfoError) -> DumpError {
         InfoError::Engine(why) => DumpError::Engine(why),
         why => DumpError::Mismatch(why.to_string()),
     }
+}
+
+/// A node's first share.
+fn first_share(node: NodeId) -> [u8; 2] {
+    u16::try_from(node as usize * WORKERS_MAX).unwrap_or(0).to_be_bytes()
 }

@@ -21,6 +21,7 @@ use kestrel_meta::txn::{RECORDS_ID, TxnKey};
 use kestrel_types::ids::{FIRST_INODE, InodeId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{COUNTERS_MAX, NodeId, id_in};
+use kestrel_types::snapshot::RECORD_PREFIX;
 
 use crate::dump::spread::TargetNodes;
 use crate::rows::{CLOCK, INODES, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get, put};
@@ -109,6 +110,8 @@ impl<'a> WriteThrough<'a> {
         let Key { table, id, suffix } = &change.key;
         match table {
             Table::System if **suffix == *CLOCK => self.behind(change),
+            // Every node that serves has them.
+            Table::System if suffix.starts_with(RECORD_PREFIX) => Ok(self.view.serving().collect()),
             Table::System if **suffix != *USAGE => {
                 Err(refused("a repair of a record that each node has for itself"))
             }
