@@ -3,7 +3,8 @@
 
 .PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
-	bench-shortcut bench-passthrough bench-listing bench-versions bench-datasets lint fmt audit clean
+	bench-shortcut bench-passthrough bench-listing bench-versions bench-compression \
+	bench-datasets lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -25,6 +26,7 @@ help:
 	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
+	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets kestrel du (DATASETS=--full: 100,000 directories): target/bench/"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy, dependencies, style, crates, circles of modules"
@@ -111,6 +113,9 @@ bench-listing: build
 # VERSIONS=--full has the sizes of a dataset; it takes much longer.
 bench-versions: build
 	bench/versions.py $(VERSIONS)
+
+bench-compression: build
+	bench/compression.py
 
 bench-datasets: build
 	bench/datasets.py $(DATASETS)
