@@ -63,6 +63,7 @@
 //! - Decoding never panics, whatever the bytes are, and what it gives keeps the rules of its type.
 //! - Ids are never reused within a volume, and zero is never a valid one ([`ids`]).
 
+pub mod acl;
 pub mod clock;
 pub mod codec;
 pub mod compression;

@@ -22,6 +22,21 @@ pub const STICKY: u16 = 0o1000;
 /// Execute permission of the group.
 pub const GROUP_EXEC: u16 = 0o010;
 
+/// What the mode of [`with_umask`] is shifted by to give the umask.
+const UMASK_SHIFT: u32 = 12;
+
+/// What something is to be made with: permission bits (12 bits), which the umask has not been taken
+/// from, and above them the umask of its maker (9 bits). A directory with a default ACL passes that
+/// on instead of heeding the umask, and only its node knows.
+pub const fn with_umask(mode: u16, umask: u16) -> u32 {
+    (mode & 0o7777) as u32 | ((umask & 0o777) as u32) << UMASK_SHIFT
+}
+
+/// Permission bits and umask of what [`with_umask`] made.
+pub const fn split_umask(made: u32) -> (u16, u16) {
+    ((made & 0o7777) as u16, (made >> UMASK_SHIFT) as u16 & 0o777)
+}
+
 /// Name of the extended attribute with the capabilities of a program.
 pub const CAPABILITY: &[u8] = b"security.capability";
 
