@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use kestrel_types::acl::XATTR_ACCESS;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Name;
@@ -248,8 +249,13 @@ impl ListingChange {
                 Subject::Volume => return None,
             },
         }
-        change.permits = matches!(op, Op::SetAttr(_, SetAttr { mode, uid, gid, .. })
-            if mode.is_some() || uid.or(*gid).is_some());
+        change.permits = match op {
+            Op::SetAttr(_, SetAttr { mode, uid, gid, .. }) => {
+                mode.is_some() || uid.or(*gid).is_some()
+            }
+            Op::SetXattr(_, name, ..) | Op::RemoveXattr(_, name) => **name == *XATTR_ACCESS,
+            _ => false,
+        };
         Some(change)
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::Node;
 use kestrel_rpc::client::RemoteStats;
+use kestrel_types::acl::{XATTR_ACCESS, XATTR_DEFAULT};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::op_counters::NodeStats;
@@ -91,6 +92,7 @@ pub(crate) fn attribute_of_none(name: &[u8]) -> Option<FsError> {
         name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
             Some(no_attribute())
         }
+        XATTR_ACCESS | XATTR_DEFAULT => Some(no_attribute()),
         name if name.starts_with(b"system.") => {
             Some(FsError::new(libc::EOPNOTSUPP, "there are no such extended attributes"))
         }

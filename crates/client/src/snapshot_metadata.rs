@@ -128,7 +128,7 @@ impl SnapshotMetadata {
     ) -> Option<Result<Answer, Outcome>> {
         let inode = self.kept.inode(self.at, ino)?;
         if let Some(error) = attribute_of_none(name)
-            && (!inode.xattrs || name.starts_with(b"system."))
+            && (!inode.xattrs || error.errno == libc::EOPNOTSUPP)
         {
             return Some(Err(error.into()));
         }

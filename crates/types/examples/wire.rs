@@ -40,6 +40,7 @@ fn inode() -> Box<Inode> {
         data_change: change,
         xattrs: false,
         flags: InodeFlags::default(),
+        acls: None,
         data: Data::None,
         effective: Policy::default(),
     })

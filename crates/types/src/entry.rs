@@ -114,14 +114,16 @@ pub(crate) mod tests {
             effective in prop::option::of(prop::sample::select(vec![Consistency::Strict,
                 Consistency::CloseToOpen, Consistency::Immutable])),
             compression in prop::option::of(prop::sample::select(vec![Compression::None,
-                Compression::Lz4, Compression::Zstd(3)]))) -> Inode {
+                Compression::Lz4, Compression::Zstd(3)])),
+            acls in crate::acl::tests::acls()) -> Inode {
             // Most have none.
             let flags = InodeFlags::from_bits(flags).unwrap_or_default();
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
             Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1,
                 nlink: ids.2, rdev: ids.3,
                 size, atime, mtime, ctime, btime, change: changes.0,
-                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data,
+                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, acls,
+                data,
                 effective: Policy { consistency: effective, compression } }
         }
     }
@@ -179,6 +181,7 @@ pub(crate) mod tests {
             data_change: 1,
             xattrs: false,
             flags: InodeFlags::default(),
+            acls: None,
             data: Data::None,
             effective: Policy::default(),
         };

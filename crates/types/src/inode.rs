@@ -1,5 +1,8 @@
 //! The inode: attributes of a file or directory and where its bytes are.
 
+use std::sync::Arc;
+
+use crate::acl::{ACLS_BYTES_MAX, Acls};
 use crate::clock::{Nanos, SECOND};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
@@ -195,6 +198,8 @@ pub struct Inode {
     pub xattrs: bool,
     /// What may be done with it.
     pub flags: InodeFlags,
+    /// Its ACLs, if it has any; then [`Inode::xattrs`] is set, too.
+    pub acls: Option<Arc<Acls>>,
     /// Content.
     pub data: Data,
     /// What the directories of its path say, its own record included if it is a directory. Only in
@@ -210,6 +215,9 @@ const VERSION_FLAGS: u8 = 2;
 
 /// Version of the encoding of an inode in an answer that says what its effective policy is.
 const VERSION_EFFECTIVE: u8 = 3;
+
+/// Version of the encoding of an inode with ACLs. It has an effective policy, which may be empty.
+const VERSION_ACLS: u8 = 4;
 
 /// Bit of the byte that holds the type: [`Inode::xattrs`].
 const HAS_XATTRS: u8 = 0x80;
@@ -246,6 +254,7 @@ impl Inode {
             data_change: stamp,
             xattrs: false,
             flags: InodeFlags::default(),
+            acls: None,
             data: Data::None,
             effective: Policy::default(),
         }
@@ -272,6 +281,13 @@ impl Inode {
         self.kind.mode_bits() | u32::from(self.mode)
     }
 
+    /// Whether every user has these permissions, 0 to 7, by the mode and without an ACL that could
+    /// take them from some.
+    pub fn all_may(&self, perm: u16) -> bool {
+        let all = perm << 6 | perm << 3 | perm;
+        self.mode & all == all && self.acls.as_ref().is_none_or(|acls| acls.access.is_none())
+    }
+
     /// Appends the record's bytes (`docs/format.md`, "Inode").
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
@@ -288,9 +304,10 @@ impl Inode {
             | flag(self.nlink != 1, HAS_NLINK)
             | flag(self.rdev != 0, HAS_RDEV)
             | data_tag << DATA_SHIFT;
-        let has_policy = self.effective != Policy::default();
+        let has_policy = self.acls.is_some() || self.effective != Policy::default();
         let has_flags = has_policy || self.flags != InodeFlags::default();
         let version = match (has_policy, has_flags) {
+            (true, _) if self.acls.is_some() => VERSION_ACLS,
             (true, _) => VERSION_EFFECTIVE,
             (false, true) => VERSION_FLAGS,
             (false, false) => VERSION,
@@ -328,6 +345,9 @@ impl Inode {
             let record = PolicyRecord { own: self.effective, in_use: false };
             put_string(out, &record.encode().unwrap_or_default());
         }
+        if let Some(acls) = &self.acls {
+            put_string(out, &acls.encode());
+        }
         match &self.data {
             Data::None | Data::Chunked => {}
             Data::Inline(bytes) => put_string(out, bytes),
@@ -342,7 +362,7 @@ impl Inode {
     pub fn peek_change(row: &[u8]) -> Option<u64> {
         let mut reader = Reader::new(row);
         let version = reader.u8().ok()?;
-        if version != VERSION && version != VERSION_FLAGS {
+        if !matches!(version, VERSION | VERSION_FLAGS | VERSION_ACLS) {
             return None;
         }
         reader.u16().ok()?;
@@ -359,7 +379,7 @@ impl Inode {
     /// If the bytes are truncated, out of bounds or of a newer version.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let version = reader.u8()?;
-        if !(VERSION..=VERSION_EFFECTIVE).contains(&version) {
+        if !(VERSION..=VERSION_ACLS).contains(&version) {
             return Err(DecodeError("inode of an unknown format version"));
         }
         let kind_byte = reader.u8()?;
@@ -386,8 +406,15 @@ impl Inode {
         };
         let inode_flags = inode_flags.ok_or(DecodeError("unknown inode flags"))?;
         let effective = match version {
-            VERSION_EFFECTIVE => PolicyRecord::decode(reader.string(RECORD_BYTES_MAX)?)?.own,
+            VERSION_EFFECTIVE | VERSION_ACLS => match reader.string(RECORD_BYTES_MAX)? {
+                [] if version == VERSION_ACLS => Policy::default(),
+                record => PolicyRecord::decode(record)?.own,
+            },
             _ => Policy::default(),
+        };
+        let acls = match version {
+            VERSION_ACLS => Some(Arc::new(Acls::decode(reader.string(ACLS_BYTES_MAX)?)?)),
+            _ => None,
         };
         let data = match flags >> DATA_SHIFT {
             0 => Data::None,
@@ -422,6 +449,7 @@ impl Inode {
             data_change,
             xattrs,
             flags: inode_flags,
+            acls,
             data,
             effective,
         };

@@ -191,8 +191,8 @@ pub enum Op {
     Create {
         /// Where.
         place: PathRef,
-        /// Permission bits of a new file, umask applied.
-        mode: u16,
+        /// Permission bits and umask of a new file ([`crate::perm::with_umask`]).
+        mode: u32,
         /// How it is opened; permission bits do not apply to a file just created.
         flags: OpenFlags,
         /// Fail if it exists.
@@ -210,8 +210,8 @@ pub enum Op {
     TmpFile {
         /// The directory.
         dir: InodeId,
-        /// Permission bits, umask applied.
-        mode: u16,
+        /// Permission bits and umask ([`crate::perm::with_umask`]).
+        mode: u32,
         /// `O_EXCL`: it must never get a name.
         exclusive: bool,
     },
@@ -225,13 +225,14 @@ pub enum Op {
         place: PathRef,
         /// Type; not Dir or Symlink.
         kind: Kind,
-        /// Permission bits, umask applied.
-        mode: u16,
+        /// Permission bits and umask ([`crate::perm::with_umask`]).
+        mode: u32,
         /// Device number.
         rdev: u32,
     },
-    /// Creates a directory. Answer: [`Answer::Entry`].
-    MkDir(PathRef, u16),
+    /// Creates a directory with these permission bits and umask ([`crate::perm::with_umask`]).
+    /// Answer: [`Answer::Entry`].
+    MkDir(PathRef, u32),
     /// Creates a symbolic link with this target, 1 to 4095 bytes. Answer: [`Answer::Entry`].
     Symlink(PathRef, Box<[u8]>),
     /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].

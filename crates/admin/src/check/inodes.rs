@@ -156,6 +156,14 @@ fn entry_inode(check: &mut Check<'_>, world: &mut World, key: &Key, inode: &Inod
 /// What is wrong with an inode in itself.
 fn contradiction(inode: &Inode) -> Option<String> {
     let size = inode.size;
+    if let Some(acls) = &inode.acls {
+        if inode.kind == Kind::Symlink || acls.default.is_some() && inode.kind != Kind::Dir {
+            return Some(format!("an ACL that a {:?} cannot have", inode.kind));
+        }
+        if !inode.xattrs {
+            return Some("an ACL in a record that denies extended attributes".into());
+        }
+    }
     match (&inode.data, inode.kind) {
         (Data::Inline(target), Kind::Symlink) => {
             let len = target.len();

@@ -1,6 +1,9 @@
 //! Rows as JSON objects, and back. What does not come back byte for byte when read is written as
 //! raw bytes instead, so a dump loses nothing, also of rows this version does not understand.
 
+use std::sync::Arc;
+
+use kestrel_types::acl::Acls;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{Extent, ExtentList, Source};
@@ -304,6 +307,9 @@ fn inode_object(inode: &Inode) -> Value {
     if inode.flags != InodeFlags::default() {
         field("flags", inode.flags.bits().into());
     }
+    if let Some(acls) = &inode.acls {
+        field("acls_hex", hex(&acls.encode()).into());
+    }
     match &inode.data {
         Data::None => {}
         Data::Inline(bytes) => put_bytes(&mut object, "inline", bytes),
@@ -355,6 +361,10 @@ fn parse_inode(value: &Value) -> Option<Inode> {
         flags: match object.get("flags") {
             None => InodeFlags::default(),
             Some(bits) => InodeFlags::from_bits(u8::try_from(bits.as_u64()?).ok()?)?,
+        },
+        acls: match object.get("acls_hex") {
+            None => None,
+            Some(text) => Some(Arc::new(Acls::decode(&unhex(text.as_str()?)?).ok()?)),
         },
         data,
         effective: Policy::default(),

@@ -71,6 +71,7 @@ pub fn inode(ino: InodeId, kind: Kind, size: u64, data: Data) -> Inode {
         data_change: 7,
         xattrs: false,
         flags: InodeFlags::default(),
+        acls: None,
         data,
         effective: Policy::default(),
     }

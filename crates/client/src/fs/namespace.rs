@@ -21,8 +21,8 @@ use crate::inode_table::PageCacheAction;
 pub struct NewNode {
     /// Type; not a directory or symbolic link.
     pub kind: Kind,
-    /// Permission bits, after the umask.
-    pub mode: u16,
+    /// Permission bits and umask ([`kestrel_types::perm::with_umask`]).
+    pub mode: u32,
     /// Device number, of devices.
     pub rdev: u32,
 }
@@ -30,8 +30,8 @@ pub struct NewNode {
 /// How open(2) with `O_CREAT` or `O_TMPFILE` creates and opens.
 #[derive(Debug, Clone, Copy)]
 pub struct Creation {
-    /// Permission bits of a new file, after the umask.
-    pub mode: u16,
+    /// Permission bits and umask of a new file ([`kestrel_types::perm::with_umask`]).
+    pub mode: u32,
     /// What the file is opened for.
     pub flags: OpenFlags,
     /// `O_EXCL`: the file must be new; one without a name never gets one.
@@ -75,8 +75,9 @@ impl Fs {
         self.ask_entry(caller, name, Op::MkNod { place, kind, mode, rdev }, done);
     }
 
-    /// Creates a directory.
-    pub fn mkdir(self: &Arc<Self>, caller: Caller, place: PathRef, mode: u16, done: Done<Inode>) {
+    /// Creates a directory with these permission bits and umask
+    /// ([`kestrel_types::perm::with_umask`]).
+    pub fn mkdir(self: &Arc<Self>, caller: Caller, place: PathRef, mode: u32, done: Done<Inode>) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::MkDir(place, mode), done);
     }

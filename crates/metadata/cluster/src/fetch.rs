@@ -119,7 +119,7 @@ impl ClusterNode {
                 fetching.at = Some((parent, name));
                 self.ask(fetching);
             }
-            Fetched::Dir { ino, mode, uid, gid, policy } => {
+            Fetched::Dir { ino, mode, uid, gid, policy, acls } => {
                 let (parent, name) = match (&fetching.want, &fetching.at) {
                     (Want::Name(parent, name), _) => (*parent, name.clone()),
                     (Want::Id(want), Some(at)) if *want == ino => at.clone(),
@@ -128,7 +128,7 @@ impl ClusterNode {
                     (Want::Id(_), _) => return self.ask_later(fetching),
                 };
                 let parent = if ino == ROOT { ROOT } else { parent };
-                let guard = Guard { mode, uid, gid, dir: true };
+                let guard = Guard { mode, uid, gid, dir: true, acls };
                 let dir = Dentry { ino, parent, guard, policy };
                 let quiet = self.node.quiesce();
                 self.node.core().replica.insert(dir, &name, 0);
@@ -276,6 +276,7 @@ fn told_of(entry: Entry) -> Result<Fetched, DecodeError> {
             uid: inode.uid,
             gid: inode.gid,
             policy: inode.policy()?,
+            acls: inode.acls,
         },
         _ => Fetched::None,
     })

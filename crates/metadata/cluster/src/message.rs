@@ -17,10 +17,13 @@ pub(crate) mod snapshot_reads;
 pub(crate) mod snapshots;
 pub(crate) mod sums;
 
+use std::sync::Arc;
+
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::stop::Want;
+use kestrel_types::acl::Acls;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
@@ -74,6 +77,8 @@ pub enum Fetched {
         gid: u32,
         /// What it says of policies.
         policy: PolicyRecord,
+        /// Its ACLs.
+        acls: Option<Arc<Acls>>,
     },
     /// Where a directory with this number is: its owner knows more.
     At(InodeId, Box<[u8]>),

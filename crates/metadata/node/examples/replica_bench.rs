@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Numbers of directories as several nodes hand them out: nothing in them is dense.
     let ino = |number: u64| if number == 0 { 1 } else { (number << 22) | (number % 3) << 14 };
     for (number, (above, name)) in (1..).zip(&tree) {
-        let guard = Guard { mode: 0o755, uid: 1000, gid: 1000, dir: true };
+        let guard = Guard { mode: 0o755, uid: 1000, gid: 1000, dir: true, acls: None };
         let policy = PolicyRecord::default();
         replica.insert(Dentry { ino: ino(number), parent: ino(*above), guard, policy }, name, 0);
     }

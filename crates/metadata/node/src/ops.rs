@@ -21,6 +21,7 @@
 //! | `ops/setflags.rs` | SetFlags: chattr |
 //! | `ops/accessed.rs` | Accessed: access times |
 //! | `ops/xattr.rs` | extended attributes |
+//! | `ops/acl.rs` | POSIX ACLs: extended attributes, inheritance |
 //! | `ops/policy.rs` | policies of directories, and what answers say of them |
 //! | `ops/chunks.rs` | Chunks: the extents of a stretch of a file |
 //! | `ops/commit.rs` | Commit: new content of a file |
@@ -33,6 +34,7 @@
 
 pub mod access;
 pub mod accessed;
+pub mod acl;
 pub mod chunks;
 pub mod clone;
 pub mod commit;

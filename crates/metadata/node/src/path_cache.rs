@@ -81,7 +81,7 @@ impl PathCache {
             && (walk.uid, walk.gid) == (creds.uid, creds.gid)
             && walk.groups == creds.groups
             && *walk.names == *place.dirs.as_bytes();
-        same.then_some((walk.dir, walk.changed_at))
+        same.then(|| (walk.dir.clone(), walk.changed_at))
     }
 
     /// The effective policy of a directory, if it was found since a directory was forgotten last.
@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn dir(ino: InodeId) -> Dentry {
-        let guard = Guard { mode: 0o755, uid: 0, gid: 0, dir: true };
+        let guard = Guard { mode: 0o755, uid: 0, gid: 0, dir: true, acls: None };
         Dentry { ino, parent: 1, guard, policy: PolicyRecord::default() }
     }
 

@@ -220,7 +220,7 @@ impl Replica {
             let in_use = dir.policy.in_use;
             self.set_policy_use(if in_use { PolicyUse::Some } else { PolicyUse::None });
         }
-        let number = part_of(hash_inode(dir.ino));
+        let (number, parent) = (part_of(hash_inode(dir.ino)), dir.parent);
         let mut dropped = Vec::new();
         let slot = self.dirs[number].write().insert(
             dir,
@@ -232,11 +232,11 @@ impl Replica {
             },
         );
         self.drop_names(dropped);
-        let hash = hash_entry(dir.parent, name);
-        let is_same = |other| self.at(other, dir.parent, name).is_some();
+        let hash = hash_entry(parent, name);
+        let is_same = |other| self.at(other, parent, name).is_some();
         let at = DentryIndex::new(number, slot);
         self.names[part_of(hash)].write().insert(hash, at, is_same);
-        if self.at(at, dir.parent, name).is_none() {
+        if self.at(at, parent, name).is_none() {
             // Somebody has evicted it in between, and found no name to drop.
             self.drop_names(vec![(hash, at)]);
         }
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     fn dir(ino: InodeId, parent: InodeId) -> Dentry {
-        let guard = Guard { mode: 0o755, uid: 1, gid: 2, dir: true };
+        let guard = Guard { mode: 0o755, uid: 1, gid: 2, dir: true, acls: None };
         Dentry { ino, parent, guard, policy: PolicyRecord::default() }
     }
 

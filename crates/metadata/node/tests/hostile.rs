@@ -107,7 +107,7 @@ fn set_attr() -> BoxedStrategy<SetAttr> {
     );
     (numbers, time(), time(), any::<(bool, bool)>())
         .prop_map(|((mode, uid, gid, size), atime, mtime, (through_handle, kill_suid))| SetAttr {
-            mode,
+            mode: mode.into(),
             uid,
             gid,
             size,
@@ -158,13 +158,13 @@ fn op() -> BoxedStrategy<Op> {
     let names = prop_oneof![
         place().prop_map(Op::Lookup),
         (place(), mode(), flags(), any::<bool>()).prop_map(|(place, mode, flags, exclusive)| {
-            Op::Create { place, mode, flags, exclusive }
+            Op::Create { place, mode: mode.into(), flags, exclusive }
         }),
-        (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
+        (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode.into())),
         (place(), kind, mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
             place,
             kind,
-            mode,
+            mode: mode.into(),
             rdev
         }),
         (place(), bytes()).prop_map(|(place, target)| Op::Symlink(place, target)),
@@ -188,7 +188,7 @@ fn op() -> BoxedStrategy<Op> {
         (place(), flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
         (ino(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile {
             dir,
-            mode,
+            mode: mode.into(),
             exclusive
         }),
         ino().prop_map(Op::Release),

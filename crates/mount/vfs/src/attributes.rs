@@ -52,6 +52,32 @@ impl Core {
         paths.recall(&closing, move || act(&core, Box::new(done)));
     }
 
+    /// Has `act` carry out a SETXATTR or REMOVEXATTR of a node, and answers. The access ACL of a
+    /// directory says as its mode does which users may search it.
+    pub fn change_acl(
+        self: &Arc<Self>,
+        node: u64,
+        is_access: bool,
+        done: Done<()>,
+        act: impl FnOnce(&Arc<Self>, Done<()>) + Send + 'static,
+    ) {
+        let is_dir = is_path(node) || node == ROOT;
+        let Some(paths) = self.naming.paths().filter(|_| is_access && is_dir) else {
+            return act(self, done);
+        };
+        let (core, after) = (self.clone(), paths.clone());
+        let done = move |changed: FsResult<()>| {
+            let shown = move |shown: FsResult<Inode>| {
+                let when = shown.ok().and_then(|inode| after.changed(node, &inode));
+                after.recalled(&[node]);
+                after.tell(when, move || done(changed));
+            };
+            core.naming.target(node).attributes(&core.fs, Caller::ROOT, Box::new(shown));
+        };
+        let core = self.clone();
+        paths.recall(&[node], move || act(&core, Box::new(done)));
+    }
+
     /// ACCESS, which is also chdir(2): a process that may search a directory may work in it from
     /// now on.
     pub fn access(self: &Arc<Self>, caller: Caller, node: u64, mask: u32, reply: Reply) {

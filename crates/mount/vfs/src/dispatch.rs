@@ -12,8 +12,10 @@ use kestrel_client::fs::{
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
 };
+use kestrel_types::acl::XATTR_ACCESS;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::perm;
 use kestrel_types::request::{RenameFlags, XattrFlags};
 
 use crate::convert;
@@ -102,21 +104,21 @@ impl FileSystem for Mounted {
                     );
                 })
             }
-            Operation::Mknod { name, mode, rdev, .. } => {
+            Operation::Mknod { name, mode, rdev, umask } => {
                 core.placed(caller, (node, name), reply, |place, name, reply| {
                     let Some(kind) = Kind::from_mode(mode) else {
                         return reply.error(libc::EINVAL);
                     };
-                    let new = NewNode { kind, mode: permissions(mode), rdev };
+                    let new = NewNode { kind, mode: permissions(mode, umask), rdev };
                     fs.mknod(caller, place, new, core.entry(pid, (node, name), reply));
                 })
             }
-            Operation::Mkdir { name, mode, .. } => {
+            Operation::Mkdir { name, mode, umask } => {
                 core.placed(caller, (node, name), reply, |place, name, reply| {
                     fs.mkdir(
                         caller,
                         place,
-                        permissions(mode),
+                        permissions(mode, umask),
                         core.entry(pid, (node, name), reply),
                     );
                 })
@@ -154,12 +156,12 @@ impl FileSystem for Mounted {
                     fs.link(caller, target, place, core.entry(pid, (node, name), reply));
                 })
             }
-            Operation::Create { name, mode, flags, kill_suidgid, .. } => {
+            Operation::Create { name, mode, umask, flags, kill_suidgid, .. } => {
                 if core.is_probe(node, name) {
                     return reply.error(libc::EPERM);
                 }
                 core.placed(caller, (node, name), reply, |place, name, reply| {
-                    let how = creation(mode, flags, kill_suidgid);
+                    let how = creation((mode, umask), flags, kill_suidgid);
                     fs.create(
                         caller,
                         place,
@@ -168,9 +170,9 @@ impl FileSystem for Mounted {
                     );
                 });
             }
-            Operation::Tmpfile { mode, flags, .. } => {
+            Operation::Tmpfile { mode, umask, flags } => {
                 core.numbered(caller, node, reply, move |core, ino, reply| {
-                    let how = creation(mode, flags, false);
+                    let how = creation((mode, umask), flags, false);
                     let opened = core.created(pid, None, core.how(flags), reply);
                     core.fs.tmpfile(caller, ino, how, opened);
                 });
@@ -342,15 +344,21 @@ impl FileSystem for Mounted {
                     create: flags as i32 & libc::XATTR_CREATE != 0,
                     replace: flags as i32 & libc::XATTR_REPLACE != 0,
                 };
+                let is_access = name.as_bytes() == XATTR_ACCESS;
                 let (name, value) = (name.as_bytes().into(), value.into());
                 core.numbered(caller, node, reply, move |core, ino, reply| {
-                    core.fs.setxattr(caller, ino, name, value, flags, core.empty(pid, reply));
+                    core.change_acl(node, is_access, core.empty(pid, reply), move |core, done| {
+                        core.fs.setxattr(caller, ino, name, value, flags, done);
+                    });
                 });
             }
             Operation::Removexattr { name } => {
+                let is_access = name.as_bytes() == XATTR_ACCESS;
                 let name = name.as_bytes().into();
                 core.numbered(caller, node, reply, move |core, ino, reply| {
-                    core.fs.removexattr(caller, ino, name, core.empty(pid, reply));
+                    core.change_acl(node, is_access, core.empty(pid, reply), move |core, done| {
+                        core.fs.removexattr(caller, ino, name, done);
+                    });
                 });
             }
             Operation::Statfs => core.statfs(pid, reply),
@@ -465,16 +473,16 @@ fn is_part_of_write(offset: u64, len: usize) -> bool {
     page != PAGE_BYTES && len as u64 == page
 }
 
-fn creation(mode: u32, flags: u32, kill_suid: bool) -> Creation {
+fn creation((mode, umask): (u32, u32), flags: u32, kill_suid: bool) -> Creation {
     Creation {
-        mode: permissions(mode),
+        mode: permissions(mode, umask),
         flags: convert::open_flags(flags, kill_suid),
         exclusive: flags as i32 & libc::O_EXCL != 0,
     }
 }
 
-fn permissions(mode: u32) -> u16 {
-    (mode & 0o7777) as u16
+fn permissions(mode: u32, umask: u32) -> u32 {
+    perm::with_umask((mode & 0o7777) as u16, (umask & 0o777) as u16)
 }
 
 fn rename_flags(flags: u32) -> Option<RenameFlags> {

@@ -16,6 +16,7 @@ use std::time::Instant;
 use kestrel_fuse::Operation;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::perm::{EXEC, READ};
 use kestrel_types::policy::IMMUTABLE_KEPT;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -25,8 +26,8 @@ use crate::trust::name_kept;
 /// Most directories that are known, so that they take less than 8 MiB. Beyond, all are forgotten.
 const DIRS_MAX: usize = 32_768;
 
-/// Read and search permission of everybody.
-const LIST_ALL: u16 = 0o555;
+/// Permission to read and to search a directory.
+const LIST: u16 = (READ | EXEC) as u16;
 
 /// A directory that does not change.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl KeptDirs {
             return;
         }
         let mut by_node = self.by_node.lock();
-        if !kept || inode.mode & LIST_ALL != LIST_ALL {
+        if !kept || !inode.all_may(LIST) {
             by_node.remove(&node);
             return;
         }

@@ -219,6 +219,10 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     let paths =
         hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust, config.nodes_max));
     let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);
+    // A kernel that checks permissions needs the ACLs for that.
+    session.features.posix_acl = config.options.default_permissions;
+    // A directory may have a default ACL, which takes the place of the umask.
+    session.features.dont_mask = true;
     session.features.passthrough = matches!(config.passthrough, PassthroughConfig::Auto(_));
     let core = Core::new(fs, naming, trust);
     let passthrough = core.passthrough.clone();
@@ -249,6 +253,8 @@ fn mount_immutable(
 ) -> fuse::Result<Mount> {
     let why = "the mount is at a snapshot: the kernel keeps all names";
     session.features.cache_symlinks = true;
+    // For that it needs the ACLs, each of which it asks for once.
+    session.features.posix_acl = true;
     let options = fuse::MountOptions {
         read_only: true,
         // Names that the kernel keeps are not asked for, so it must look at permissions itself.

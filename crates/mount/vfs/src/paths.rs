@@ -51,6 +51,7 @@ use parking_lot::{Mutex, RwLock};
 pub use self::counters::{Counters, ShortcutStats};
 pub use self::nodes::{NodeTarget, is_path};
 pub use self::plan::{LookupPlan, Purpose, WalkUse};
+use self::seen::DirAttr;
 pub use self::seen::SEARCH_ALL;
 pub use self::waiting::{PreparedOpen, Waiting};
 
@@ -289,7 +290,7 @@ impl Paths {
             let mut table = self.table.write();
             entry.nodeid = table.enter(dir, name, Some(inode.ino), &*self.fs);
             table.verified(entry.nodeid, self.now_ms());
-            table.seen(entry.nodeid, &entry.attr);
+            table.seen(entry.nodeid, &DirAttr::of(inode));
             if table.is_bound(inode.ino) {
                 // The kernel may know it by another node too, and change it there.
                 entry.attr_ttl = self.trust.dirs;
@@ -368,7 +369,7 @@ impl Paths {
         let is = {
             let table = self.table.read();
             table.verified(node, self.now_ms());
-            table.seen(node, &convert::attr(inode))
+            table.seen(node, &DirAttr::of(inode))
         };
         if !is {
             self.table.write().displaced(node, &*self.fs);
@@ -420,7 +421,7 @@ impl Paths {
 
     /// Attributes of a directory were changed here. When the change may be told, if not now.
     pub fn changed(&self, node: u64, inode: &Inode) -> Option<Instant> {
-        let until = self.table.read().changed(node, &convert::attr(inode), self.now_ms());
+        let until = self.table.read().changed(node, &DirAttr::of(inode), self.now_ms());
         until.map(|until| self.when_believed_no_more(until))
     }
 

@@ -269,6 +269,22 @@ impl Grant {
             || self.covers(inode.uid)
             || inode.mode & bits != 0
             || gids.has(inode.gid) && inode.mode >> 3 & bits != 0
+            || inode.mode >> 3 & bits != 0 && self.some_named_may(inode, bits)
+    }
+
+    /// Whether the ACL names a user or group that the token covers, with one of these permissions
+    /// by itself and by the mask.
+    fn some_named_may(&self, inode: &Inode, bits: u16) -> bool {
+        let Some(acl) = inode.acls.as_ref().and_then(|acls| acls.access.as_ref()) else {
+            return false;
+        };
+        acl.named.iter().any(|named| {
+            let covers = match named.group {
+                true => self.record.gids.has(named.id),
+                false => self.covers(named.id),
+            };
+            covers && u16::from(named.perm) & inode.mode >> 3 & bits != 0
+        })
     }
 
     /// Whether a request may come to be this user's.

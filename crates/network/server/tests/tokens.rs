@@ -648,7 +648,10 @@ fn nothing_outside_is_claimed_after_a_restart() {
 /// Makes a file with one byte of content; its number and the name under which it was seen.
 fn small_file(fixture: &Fixture, owner: &mut Client, name: &str, mode: u16) -> InodeRef {
     let flags = OpenFlags { write: true, ..READ };
-    let made = owner.execute(fixture, Op::Create { place: at(name), mode, flags, exclusive: true });
+    let made = owner.execute(
+        fixture,
+        Op::Create { place: at(name), mode: mode.into(), flags, exclusive: true },
+    );
     let (inode, _) = opened(&made);
     let file = InodeRef { ino: inode.ino, seen: Some((1, Name::new(name.as_bytes()).unwrap())) };
     assert_eq!(errno(&owner.execute(fixture, write_to(&file, inode.data_change))), 0);

@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | `oracle` | what the model makes of requests and replies |
 //! | `names` | names: find, add, move, remove |
+//! | `acl` | POSIX ACLs |
 //! | `attr` | permissions and attributes |
 //! | `data` | file contents and extended attributes |
 
+mod acl;
 mod attr;
 mod data;
 mod names;

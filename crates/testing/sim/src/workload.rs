@@ -66,7 +66,7 @@ fn creds(client: &mut Client) -> Creds {
     Creds { uid, gid: 1000, groups: Some([].into()) }
 }
 
-fn mode(client: &mut Client) -> u16 {
+fn mode(client: &mut Client) -> u32 {
     *client.prng.pick(&[0o777, 0o755, 0o700, 0o1777]).expect("not empty")
 }
 
@@ -188,7 +188,7 @@ fn set_attr(client: &mut Client) -> Op {
     let inode = any(client);
     let mut set = SetAttr::default();
     match client.prng.below(4) {
-        0 => set.mode = Some(mode(client)),
+        0 => set.mode = Some(mode(client) as u16),
         1 => set.size = Some(client.prng.below(8)),
         2 => set.uid = Some(1000 + client.prng.below(2) as u32),
         _ => set.mtime = Some(SetTime::At(5)),

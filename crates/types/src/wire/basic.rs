@@ -11,11 +11,15 @@ use crate::extent::{Extent, Source};
 use crate::ids::InodeId;
 use crate::inode::{Inode, Kind};
 use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, PathRef};
+use crate::perm::{split_umask, with_umask};
 use crate::range::Range;
 use crate::request::Creds;
 
 /// Most directories in a [`PathRef`]: a path of [`PATH_MAX`] bytes has no more.
 pub(super) const DIRS_MAX: usize = PATH_MAX / 2;
+
+/// Bit above the permission bits: the umask follows.
+const HAS_UMASK: u16 = 0x8000;
 
 /// Largest errno value that Linux knows.
 const ERRNO_MAX: i32 = 4095;
@@ -49,6 +53,17 @@ impl<'a> WireWriter<'a> {
     #[inline]
     pub fn fixed<const N: usize>(&mut self, bytes: [u8; N]) {
         self.out.extend_from_slice(&bytes);
+    }
+
+    /// Permission bits and umask ([`crate::perm::with_umask`]).
+    #[inline]
+    pub fn made_with(&mut self, made: u32) {
+        let (mode, umask) = split_umask(made);
+        if umask == 0 {
+            return self.fixed(mode.to_be_bytes());
+        }
+        self.fixed((mode | HAS_UMASK).to_be_bytes());
+        self.fixed(umask.to_be_bytes());
     }
 
     /// Bytes up to the end of the frame.
@@ -212,6 +227,17 @@ pub(super) fn text<'a>(reader: &mut Reader<'a>, len_max: usize) -> Result<&'a st
 pub(super) fn mode(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
     let mode = reader.u16()?;
     if mode <= 0o7777 { Ok(mode) } else { Err(DecodeError("mode out of bounds")) }
+}
+
+/// Permission bits and umask ([`crate::perm::with_umask`]).
+pub(super) fn made_with(reader: &mut Reader<'_>) -> Result<u32, DecodeError> {
+    let bits = reader.u16()?;
+    let (mode, has_umask) = (bits & !HAS_UMASK, bits & HAS_UMASK != 0);
+    let umask = if has_umask { reader.u16()? } else { 0 };
+    if mode > 0o7777 || umask > 0o777 || has_umask && umask == 0 {
+        return Err(DecodeError("mode out of bounds"));
+    }
+    Ok(with_umask(mode, umask))
 }
 
 pub(super) fn kind(reader: &mut Reader<'_>) -> Result<Kind, DecodeError> {

@@ -1,7 +1,7 @@
 //! Requests: the credentials, and the operation with its operands.
 
 use super::TooLarge;
-use super::basic::{self, WireWriter, flags, inode_ref, list, mode, place};
+use super::basic::{self, WireWriter, flags, inode_ref, list, made_with, mode, place};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
@@ -125,7 +125,7 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
         Op::ReadLink(inode) => put_ref(READ_LINK, inode, w),
         Op::Create { place, mode, flags, exclusive } => {
             put_place(CREATE, place, w);
-            w.fixed(mode.to_be_bytes());
+            w.made_with(*mode);
             put_open_flags(*flags, w);
             w.u8(u8::from(*exclusive));
         }
@@ -139,19 +139,19 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
         }
         Op::TmpFile { dir, mode, exclusive } => {
             put_id(TMP_FILE, *dir, w);
-            w.fixed(mode.to_be_bytes());
+            w.made_with(*mode);
             w.u8(u8::from(*exclusive));
         }
         Op::Release(ino) => put_id(RELEASE, *ino, w),
         Op::MkNod { place, kind, mode, rdev } => {
             put_place(MK_NOD, place, w);
             w.u8(*kind as u8);
-            w.fixed(mode.to_be_bytes());
+            w.made_with(*mode);
             w.varint(u64::from(*rdev));
         }
         Op::MkDir(place, mode) => {
             put_place(MK_DIR, place, w);
-            w.fixed(mode.to_be_bytes());
+            w.made_with(*mode);
         }
         Op::Symlink(place, target) => {
             put_place(SYMLINK, place, w);
@@ -275,21 +275,23 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         READ_LINK => Op::ReadLink(inode_ref(r)?),
         CREATE => Op::Create {
             place: place(r)?,
-            mode: mode(r)?,
+            mode: made_with(r)?,
             flags: open_flags(r)?,
             exclusive: basic::boolean(r)?,
         },
         OPEN => Op::Open(inode_ref(r)?, open_flags(r)?),
         OPEN_AT => Op::OpenAt(place(r)?, open_flags(r)?),
-        TMP_FILE => Op::TmpFile { dir: r.varint()?, mode: mode(r)?, exclusive: basic::boolean(r)? },
+        TMP_FILE => {
+            Op::TmpFile { dir: r.varint()?, mode: made_with(r)?, exclusive: basic::boolean(r)? }
+        }
         RELEASE => Op::Release(r.varint()?),
         MK_NOD => Op::MkNod {
             place: place(r)?,
             kind: basic::kind(r)?,
-            mode: mode(r)?,
+            mode: made_with(r)?,
             rdev: r.varint32()?,
         },
-        MK_DIR => Op::MkDir(place(r)?, mode(r)?),
+        MK_DIR => Op::MkDir(place(r)?, made_with(r)?),
         SYMLINK => Op::Symlink(place(r)?, basic::bytes(r)?),
         UNLINK => Op::Unlink(place(r)?),
         RM_DIR => Op::RmDir(place(r)?, expected(r)?),

@@ -1,9 +1,11 @@
 //! One of each message, and a few things that are none.
 
+use kestrel_types::acl::{AccessAcl, Acl, Acls, Named};
 use kestrel_types::error::FsError;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::perm;
 use kestrel_types::policy::{Consistency, Policy};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -120,6 +122,7 @@ fn inode(data: Data) -> Box<Inode> {
         data_change: 1200,
         xattrs: true,
         flags: InodeFlags::default(),
+        acls: None,
         data,
         effective: Policy::default(),
     })
@@ -128,6 +131,17 @@ fn inode(data: Data) -> Box<Inode> {
 fn inode_with_policy() -> Box<Inode> {
     let effective = Policy { consistency: Some(Consistency::Immutable), compression: None };
     Box::new(Inode { effective, ..*inode(Data::None) })
+}
+
+fn inode_with_acls() -> Box<Inode> {
+    let named = Box::new([
+        Named { group: false, id: 1001, perm: 7 },
+        Named { group: true, id: 300, perm: 5 },
+    ]);
+    let access = AccessAcl { group_obj: 4, named: named.clone() };
+    let default = Acl { user_obj: 7, group_obj: 5, mask: Some(7), other: 0, named };
+    let acls = Acls::new(Some(access), Some(default));
+    Box::new(Inode { kind: Kind::Dir, acls, ..*inode(Data::None) })
 }
 
 fn span() -> LockSpan {
@@ -244,6 +258,15 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-access", Op::Access(inode_ref(), 4)),
         ("op-readlink", Op::ReadLink(inode_ref())),
         ("op-create", Op::Create { place: place(), mode: 0o600, flags, exclusive: true }),
+        (
+            "op-create-umask",
+            Op::Create {
+                place: place(),
+                mode: perm::with_umask(0o666, 0o027),
+                flags,
+                exclusive: false,
+            },
+        ),
         ("op-open", Op::Open(inode_ref(), flags)),
         ("op-open-at", Op::OpenAt(place(), flags)),
         ("op-tmpfile", Op::TmpFile { dir: 77, mode: 0o600, exclusive: true }),
@@ -375,6 +398,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
         ("answer-inode-inline", Answer::Inode(inode(Data::Inline(b"content".as_slice().into())))),
         ("answer-inode-chunked", Answer::Inode(inode(Data::Chunked))),
         ("answer-inode-policy", Answer::Inode(inode_with_policy())),
+        ("answer-inode-acls", Answer::Inode(inode_with_acls())),
         ("answer-entry", Answer::Entry { parent: 77, inode: inode(Data::None) }),
         ("answer-opened", Answer::Opened { inode: inode(Data::None), created: true, parent: None }),
         (

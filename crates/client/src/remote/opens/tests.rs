@@ -28,6 +28,7 @@ fn opened(ino: InodeId) -> Reply {
         data_change: 1,
         xattrs: false,
         flags: InodeFlags::default(),
+        acls: None,
         data: Data::None,
         effective: Policy::default(),
     };

@@ -1,6 +1,9 @@
 //! The bytes of questions for dentries, and of the answers.
 
+use std::sync::Arc;
+
 use kestrel_meta::stop::Want;
+use kestrel_types::acl::{ACLS_BYTES_MAX, Acls};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::name::NAME_MAX;
 use kestrel_types::policy::{PolicyRecord, RECORD_BYTES_MAX};
@@ -28,13 +31,21 @@ pub(super) fn want(r: &mut Reader<'_>) -> Result<Want, DecodeError> {
 
 pub(super) fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
     match found {
-        Fetched::Dir { ino, mode, uid, gid, policy } => {
+        Fetched::Dir { ino, mode, uid, gid, policy, acls } => {
             let record = policy.encode();
-            put_numbered(out, if record.is_some() { 4 } else { 0 }, *ino);
+            let tag = match (&record, acls) {
+                (_, Some(_)) => 5,
+                (Some(_), None) => 4,
+                (None, None) => 0,
+            };
+            put_numbered(out, tag, *ino);
             [u32::from(*mode), *uid, *gid]
                 .iter()
                 .for_each(|number| put_varint(out, u64::from(*number)));
-            record.iter().for_each(|record| put_string(out, record));
+            if tag != 0 {
+                put_string(out, &record.unwrap_or_default());
+            }
+            acls.iter().for_each(|acls| put_string(out, &acls.encode()));
         }
         Fetched::At(parent, name) => {
             put_numbered(out, 1, *parent);
@@ -47,16 +58,23 @@ pub(super) fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
 
 pub(super) fn fetched(r: &mut Reader<'_>) -> Result<Fetched, DecodeError> {
     Ok(match r.u8()? {
-        tag @ (0 | 4) => {
+        tag @ (0 | 4 | 5) => {
             let (ino, mode) = (r.varint()?, r.varint32()?);
             let mode = u16::try_from(mode).ok();
             let mode = mode.ok_or(DecodeError("mode out of bounds"))?;
             let (uid, gid) = (r.varint32()?, r.varint32()?);
             let policy = match tag {
                 0 => PolicyRecord::default(),
-                _ => PolicyRecord::decode(r.string(RECORD_BYTES_MAX)?)?,
+                _ => match r.string(RECORD_BYTES_MAX)? {
+                    [] if tag == 5 => PolicyRecord::default(),
+                    record => PolicyRecord::decode(record)?,
+                },
             };
-            Fetched::Dir { ino, mode, uid, gid, policy }
+            let acls = match tag {
+                5 => Some(Arc::new(Acls::decode(r.string(ACLS_BYTES_MAX)?)?)),
+                _ => None,
+            };
+            Fetched::Dir { ino, mode, uid, gid, policy, acls }
         }
         1 => Fetched::At(r.varint()?, r.string(NAME_MAX)?.into()),
         2 => Fetched::None,

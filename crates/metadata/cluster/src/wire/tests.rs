@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::stop::Want;
+use kestrel_types::acl::{AccessAcl, Acl, Named};
 use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
@@ -98,10 +99,43 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
         .boxed()
 }
 
+fn any_acls() -> BoxedStrategy<Option<Arc<Acls>>> {
+    let named = (any::<bool>(), 0..u32::MAX, 0u8..8).prop_map(|(group, id, perm)| Named {
+        group,
+        id,
+        perm,
+    });
+    let named = vec(named, 0..4).prop_map(|mut named| {
+        named.sort_by_key(|one| one.group);
+        named.into_boxed_slice()
+    });
+    let default = ([0u8..8, 0u8..8, 0u8..8, 0u8..8], named.clone()).prop_map(
+        |([user_obj, group_obj, mask, other], named)| Acl {
+            user_obj,
+            group_obj,
+            mask: Some(mask),
+            other,
+            named,
+        },
+    );
+    let access = (0u8..8, named).prop_map(|(group_obj, named)| AccessAcl { group_obj, named });
+    (option::of(access), option::of(default))
+        .prop_map(|(access, default)| Acls::new(access, default))
+        .boxed()
+}
+
 fn any_fetched() -> BoxedStrategy<Fetched> {
     prop_oneof![
-        (number(), 0..=0o7777u16, any::<u32>(), any::<u32>(), any_policy())
-            .prop_map(|(ino, mode, uid, gid, policy)| Fetched::Dir { ino, mode, uid, gid, policy }),
+        (number(), 0..=0o7777u16, any::<[u32; 2]>(), any_policy(), any_acls()).prop_map(
+            |(ino, mode, [uid, gid], policy, acls)| Fetched::Dir {
+                ino,
+                mode,
+                uid,
+                gid,
+                policy,
+                acls
+            }
+        ),
         (number(), bytes(NAME_MAX)).prop_map(|(parent, name)| Fetched::At(parent, name)),
         Just(Fetched::None),
         Just(Fetched::Busy),

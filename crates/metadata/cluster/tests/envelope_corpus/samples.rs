@@ -16,6 +16,7 @@ use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::stop::Want;
+use kestrel_types::acl::{AccessAcl, Acls, Named};
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
@@ -198,15 +199,24 @@ fn rows() -> Vec<(&'static str, Message)> {
 
 fn dirs() -> Vec<(&'static str, Message)> {
     let fetch = |want| Message::Fetch { number: 300, table: 5, want };
-    let dir_with =
-        |policy| Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100, policy };
+    let dir_with = |policy, acls| Fetched::Dir {
+        ino: 5 << 24,
+        mode: 0o1777,
+        uid: 1000,
+        gid: 100,
+        policy,
+        acls,
+    };
+    let named = Box::new([Named { group: false, id: 1001, perm: 7 }]);
+    let acls = Acls::new(Some(AccessAcl { group_obj: 5, named }), None);
     let own = Policy { consistency: Some(Consistency::Immutable), compression: None };
     let policy = PolicyRecord { own, in_use: true };
     vec![
         ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
         ("fetch-by-id", fetch(Want::Id(5 << 24))),
-        ("fetched", Message::Fetched(300, dir_with(PolicyRecord::default()))),
-        ("fetched-policy", Message::Fetched(300, dir_with(policy))),
+        ("fetched", Message::Fetched(300, dir_with(PolicyRecord::default(), None))),
+        ("fetched-policy", Message::Fetched(300, dir_with(policy, None))),
+        ("fetched-acls", Message::Fetched(300, dir_with(PolicyRecord::default(), acls))),
         ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
         ("fetched-none", Message::Fetched(300, Fetched::None)),
         ("fetched-busy", Message::Fetched(300, Fetched::Busy)),

@@ -230,7 +230,7 @@ impl Node {
             },
         };
         if check != 0 {
-            perm::check(creds, dentry.guard, check).map_err(Stop::without_rows)?;
+            perm::check(creds, &dentry.guard, check).map_err(Stop::without_rows)?;
         }
         Ok(dentry.parent)
     }

@@ -33,13 +33,13 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> R
             found.guard()
         }
     };
-    perm::check(creds, guard, mask & 7)?;
+    perm::check(creds, &guard, mask & 7)?;
     Ok(Answer::Done)
 }
 
 /// As Access, of something that has been removed and that only the client knows.
 pub fn of_removed(creds: &Creds, inode: &Inode, mask: u32) -> Result<(), Outcome> {
-    perm::check(creds, guard_of(inode), mask & 7).map_err(Stop::without_rows)
+    perm::check(creds, &guard_of(inode), mask & 7).map_err(Stop::without_rows)
 }
 
 /// Runs ReadLink. `EINVAL` for anything but a symbolic link.

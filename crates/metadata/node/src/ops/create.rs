@@ -24,7 +24,7 @@ pub fn run(
     view: &mut View<'_>,
     creds: &Creds,
     place: &PathRef,
-    mode: u16,
+    mode: u32,
     flags: &OpenFlags,
     exclusive: bool,
 ) -> Run<Answer> {
@@ -58,7 +58,7 @@ pub fn mknod(
     creds: &Creds,
     place: &PathRef,
     kind: Kind,
-    mode: u16,
+    mode: u32,
     rdev: u32,
 ) -> Run<Answer> {
     match kind {

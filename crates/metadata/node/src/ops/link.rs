@@ -101,7 +101,7 @@ fn check_source(creds: &Creds, found: &LocatedInode) -> Run<()> {
     if inode.kind != Kind::File || inode.mode & SET_UID != 0 || runs_as_group {
         return Err(Stop::Fail(UNSAFE));
     }
-    perm::check(creds, found.guard(), READ | WRITE).map_err(|stop| match stop {
+    perm::check(creds, &found.guard(), READ | WRITE).map_err(|stop| match stop {
         Stop::Fail(_) => Stop::Fail(UNSAFE),
         other => other,
     })

@@ -4,7 +4,8 @@ use kestrel_types::entry::Entry;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::request::Creds;
 
-use crate::perm::{self, Dentry, WRITE};
+use super::acl;
+use crate::perm::{self, Dentry, EXEC, WRITE};
 use crate::rows::Value;
 use crate::stop::{Run, fail};
 use crate::view::{Spot, View};
@@ -14,8 +15,8 @@ use crate::view::{Spot, View};
 pub struct New {
     /// Type.
     pub kind: Kind,
-    /// Permission bits, umask applied.
-    pub mode: u16,
+    /// Permission bits and umask ([`perm::with_umask`]).
+    pub mode: u32,
     /// Device number of a special file.
     pub rdev: u32,
     /// Target of a symbolic link.
@@ -24,7 +25,7 @@ pub struct New {
 
 impl New {
     /// An empty regular file.
-    pub fn file(mode: u16) -> Self {
+    pub fn file(mode: u32) -> Self {
         Self { kind: Kind::File, mode, rdev: 0, data: Data::None }
     }
 }
@@ -36,11 +37,13 @@ pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
         return Err(fail(libc::EEXIST, "the name exists"));
     }
     view.check_names_change(&spot.dir)?;
-    perm::check(creds, spot.dir.guard, WRITE)
+    // Together: of the groups in an ACL one has to grant both.
+    perm::check(creds, &spot.dir.guard, WRITE | EXEC)
 }
 
 /// A new inode with this name that belongs to the caller, and to the directory's group if that is
-/// set-group-id.
+/// set-group-id. Of the permission bits it has what the directory's default ACL leaves, or else the
+/// umask.
 pub fn inode(
     view: &mut View<'_>,
     creds: &Creds,
@@ -48,7 +51,9 @@ pub fn inode(
     name: &[u8],
     new: New,
 ) -> Run<Inode> {
-    let (gid, mode) = perm::inherit(creds, dir.guard, new.mode, new.kind == Kind::Dir)?;
+    let (wanted, umask) = perm::split_umask(new.mode);
+    let (gid, mode) = perm::inherit(creds, &dir.guard, wanted, new.kind == Kind::Dir)?;
+    let (mode, acls) = acl::inherited(dir.guard.acls.as_ref(), (mode, umask), new.kind);
     let size = match &new.data {
         Data::Inline(target) => target.len() as u64,
         _ => 0,
@@ -60,7 +65,9 @@ pub fn inode(
         Kind::File | Kind::Dir => dir.guard.flags().only(inherited),
         _ => InodeFlags::default(),
     };
-    Ok(Inode { mode, uid: creds.uid, gid, rdev: new.rdev, size, flags, data: new.data, ..bare })
+    let (xattrs, data) = (acls.is_some(), new.data);
+    let (uid, rdev) = (creds.uid, new.rdev);
+    Ok(Inode { mode, uid, gid, rdev, size, flags, xattrs, acls, data, ..bare })
 }
 
 /// Gives a new inode that is no directory its name.

@@ -19,7 +19,7 @@ use crate::stop::Run;
 use crate::view::{DIR_SIZE, View, encode_dir_id, guard_of};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, mode: u16) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, mode: u32) -> Run<Answer> {
     let spot = view.spot(creds, place, true)?;
     make::check(view, creds, &spot)?;
     view.begin()?;

@@ -119,7 +119,7 @@ fn check(creds: &Creds, found: &LocatedInode, flags: &OpenFlags) -> Run<()> {
     if flags.write || flags.truncate {
         want |= WRITE;
     }
-    perm::check(creds, found.guard(), want)?;
+    perm::check(creds, &found.guard(), want)?;
     let overwrites = flags.truncate || flags.write && !flags.append;
     if overwrites && found.inode.flags.has(InodeFlags::APPEND) {
         return Err(fail(libc::EPERM, "it is append only (chattr -a): open it with O_APPEND"));

@@ -237,7 +237,5 @@ fn named(view: &mut View<'_>, parent: InodeId, inode: &Inode) -> Run<Policy> {
 
 /// Whether every user may look names up in a directory.
 pub fn is_searched_by_all(dir: &Dentry) -> bool {
-    let exec = EXEC as u16;
-    let all = exec << 6 | exec << 3 | exec;
-    dir.guard.mode & all == all
+    dir.guard.all_may(EXEC)
 }

@@ -23,6 +23,10 @@ use crate::rows::{Span, SpanRows};
 use crate::stop::{Run, Stop, engine_error};
 use kestrel_engine::Engine;
 
+/// Longest encoding of ACLs of an entry in a page of attributes, bytes: 4096 entries with the
+/// longest names fit a frame.
+const ACLS_LISTED_MAX: usize = 256;
+
 /// A page of rows, the position to wait for before it may be shown in mode `commit`, and whether
 /// nothing follows.
 type Page<T> = (Vec<T>, Position, bool);
@@ -94,12 +98,12 @@ fn page<T>(
 
 /// Whether the caller may list the directory.
 pub fn check(creds: &Creds, dir: &Dentry, check: bool) -> Run<()> {
-    if check { perm::check(creds, dir.guard, READ) } else { Ok(()) }
+    if check { perm::check(creds, &dir.guard, READ) } else { Ok(()) }
 }
 
 /// Whether the caller may list the directory and look at what is in it.
 pub fn check_plus(creds: &Creds, dir: &Dentry) -> Run<()> {
-    perm::check(creds, dir.guard, READ | EXEC)
+    perm::check(creds, &dir.guard, READ | EXEC)
 }
 
 /// What every one of several nodes is asked for: one entry more than wanted, so that it shows
@@ -143,7 +147,8 @@ fn entry(name: &[u8], row: &[u8]) -> Result<DirEntry, DecodeError> {
 /// anything: its row holds the inode of a file.
 fn entry_plus(name: &[u8], row: &[u8]) -> Result<Option<(Name, Box<Inode>)>, DecodeError> {
     let Entry::Inode(mut inode) = Entry::decode(row)? else { return Ok(None) };
-    if inode.kind == Kind::Dir {
+    let acls_bytes = inode.acls.as_ref().map_or(0, |acls| acls.encode().len());
+    if inode.kind == Kind::Dir || acls_bytes > ACLS_LISTED_MAX {
         return Ok(None);
     }
     if inode.data != Data::None {

@@ -23,7 +23,7 @@ use kestrel_types::request::{Answer, Creds, RenameFlags};
 use super::rmdir::DirRemoval;
 use super::unlink::{Detach, check_removal};
 
-use crate::perm::{self, WRITE};
+use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::stop::{Run, fail};
 use crate::view::{At, InodeUse, LocatedInode, Spot, View, encode_dir_id};
@@ -132,7 +132,7 @@ fn check_permissions(
     check_removal(creds, a, source)?;
     let source_is_dir = source.is_dir();
     match target {
-        None => perm::check(creds, b.dir.guard, WRITE)?,
+        None => perm::check(creds, &b.dir.guard, WRITE | EXEC)?,
         Some(target) => {
             check_removal(creds, b, target)?;
             match (source_is_dir, target.is_dir()) {
@@ -149,10 +149,10 @@ fn check_permissions(
     }
     if a.dir.ino != b.dir.ino {
         if source_is_dir {
-            perm::check(creds, source.guard(), WRITE)?;
+            perm::check(creds, &source.guard(), WRITE)?;
         }
         if let Some(target) = target.filter(|target| flags.exchange && target.is_dir()) {
-            perm::check(creds, target.guard(), WRITE)?;
+            perm::check(creds, &target.guard(), WRITE)?;
         }
     }
     Ok(())

@@ -141,7 +141,7 @@ fn check(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<u16> {
             _ => return Err(fail(libc::EINVAL, "only regular files have a size to set")),
         }
         if !set.through_handle {
-            perm::check(creds, guard_of(inode), WRITE)?;
+            perm::check(creds, &guard_of(inode), WRITE)?;
         }
     }
     let owns = perm::owns(creds, inode.uid);
@@ -192,5 +192,5 @@ fn check_times(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<()> {
     if set.atime.is_none() || set.mtime.is_none() {
         return Err(fail(libc::EPERM, "only the owner sets one time alone"));
     }
-    perm::check(creds, guard_of(inode), WRITE)
+    perm::check(creds, &guard_of(inode), WRITE)
 }

@@ -20,12 +20,12 @@ pub fn run(
     view: &mut View<'_>,
     creds: &Creds,
     dir: InodeId,
-    mode: u16,
+    mode: u32,
     exclusive: bool,
 ) -> Run<Answer> {
     let dir = view.dir(dir)?;
     view.check_names_change(&dir)?;
-    perm::check(creds, dir.guard, WRITE | EXEC)?;
+    perm::check(creds, &dir.guard, WRITE | EXEC)?;
     view.begin()?;
     let mut inode = make::inode(view, creds, &dir, b"", New::file(mode))?;
     inode.nlink = 0;

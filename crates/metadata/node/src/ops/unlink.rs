@@ -42,9 +42,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
 
 /// Fails unless the caller may take this entry out of its directory.
 pub fn check_removal(creds: &Creds, spot: &Spot, found: &LocatedInode) -> Run<()> {
-    perm::check(creds, spot.dir.guard, WRITE | EXEC)?;
+    perm::check(creds, &spot.dir.guard, WRITE | EXEC)?;
     perm::check_changeable(spot.dir.guard.flags())?;
-    perm::check_sticky(creds, spot.dir.guard, found.inode.uid)?;
+    perm::check_sticky(creds, &spot.dir.guard, found.inode.uid)?;
     perm::check_changeable(found.inode.flags)
 }
 

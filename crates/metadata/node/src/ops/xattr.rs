@@ -6,7 +6,8 @@
 //! - `trusted.*`: the superuser; to others they do not exist (`ENODATA`, `EPERM` to set).
 //! - `security.*`: everybody reads, the superuser sets.
 //! - `kestrel.*`: policies of directories ([`super::policy`]).
-//! - `system.*` (ACLs) and anything else: `EOPNOTSUPP`.
+//! - `system.posix_acl_access`, `system.posix_acl_default`: ACLs ([`super::acl`]).
+//! - Anything else: `EOPNOTSUPP`.
 //!
 //! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 256
 //! KiB (`ENOSPC`). A list of more than 64 KiB is answered in full, and Linux turns it into `E2BIG`
@@ -21,7 +22,8 @@ use kestrel_types::perm::CAPABILITY;
 use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrFlags};
 
-use super::policy;
+use super::acl::AclKind;
+use super::{acl, policy};
 use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::{CellId, Value};
 use crate::stop::{Run, fail};
@@ -103,7 +105,7 @@ fn check(creds: &Creds, found: &LocatedInode, space: Space, write: bool) -> Run<
                 Err(refused)
             }
             Kind::File | Kind::Dir => {
-                perm::check(creds, found.guard(), if write { WRITE } else { READ })
+                perm::check(creds, &found.guard(), if write { WRITE } else { READ })
             }
             _ => Err(refused),
         },
@@ -118,6 +120,9 @@ fn missing() -> crate::stop::Stop {
 pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
     if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
         return policy::get(view, inode, field);
+    }
+    if let Some(kind) = AclKind::of(name) {
+        return acl::get(view, inode, kind);
     }
     let space = space_of(name)?;
     let found = view.find(inode, InodeUse::Read)?;
@@ -153,6 +158,7 @@ pub fn drop_capabilities(view: &mut View<'_>, cell: Option<CellId>) {
 pub fn list(view: &mut View<'_>, creds: &Creds, inode: &InodeRef) -> Run<Answer> {
     let found = view.find(inode, InodeUse::Read)?;
     let mut names = Vec::new();
+    acl::list(&found.inode, &mut names);
     policy::list(view, &found.inode, &mut names)?;
     if found.inode.xattrs {
         for cell in view.xattrs(found.inode.ino)? {
@@ -178,13 +184,20 @@ pub fn set(
     if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
         return policy::set(view, creds, inode, (field, value), flags);
     }
-    let space = space_of(name)?;
+    let attribute = match AclKind::of(name) {
+        Some(kind) => Err(kind),
+        None => Ok(space_of(name)?),
+    };
     if value.len() > XATTR_VALUE_MAX {
         return Err(fail(libc::E2BIG, "the value of an extended attribute has at most 64 KiB"));
     }
     if flags.create && flags.replace {
         return Err(fail(libc::EINVAL, "create and replace exclude each other"));
     }
+    let space = match attribute {
+        Ok(space) => space,
+        Err(kind) => return acl::set(view, creds, inode, (kind, value), flags),
+    };
     let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, space, true)?;
     view.check_inode_changes(&found, inode)?;
@@ -221,6 +234,9 @@ pub fn set(
 pub fn remove(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
     if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
         return policy::remove(view, creds, inode, field);
+    }
+    if let Some(kind) = AclKind::of(name) {
+        return acl::remove(view, creds, inode, kind);
     }
     let space = space_of(name)?;
     let found = view.find(inode, InodeUse::Write)?;

@@ -1,7 +1,10 @@
 //! A part of the replica's dentries, by number: 56 bytes each in one piece of memory, found through
 //! a table of their indices there. Names that do not fit are kept apart.
 
+use std::sync::Arc;
+
 use hashbrown::HashTable;
+use kestrel_types::acl::Acls;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::hash_inode;
 use kestrel_types::policy::PolicyRecord;
@@ -20,6 +23,10 @@ pub const DENTRY_BYTES: usize = 90;
 /// What a longer name is reckoned to cost besides its bytes: its place in the list, an eighth of
 /// that, and what the allocator adds.
 const LONG_NAME_BYTES: usize = 48;
+
+/// What ACLs are reckoned to cost besides themselves: their place in a table that may be half
+/// empty.
+const ACLS_BYTES: usize = 40;
 
 /// An index into a shard.
 pub(super) type Slot = u32;
@@ -88,6 +95,8 @@ pub(super) struct Shard {
     long_names: LongNames,
     /// What some of the directories say of policies: few do.
     policies: FxHashMap<InodeId, PolicyRecord>,
+    /// The ACLs that some of the directories have: few do.
+    acls: FxHashMap<InodeId, Arc<Acls>>,
     /// Where eviction goes on.
     hand: usize,
     bytes: usize,
@@ -141,7 +150,11 @@ impl Shard {
 
     fn dentry(&self, slot: Slot) -> (Dentry, Position) {
         let cached = &self.slots[slot as usize];
-        let guard = Guard { mode: cached.mode, uid: cached.uid, gid: cached.gid, dir: true };
+        let acls = match self.acls.is_empty() {
+            true => None,
+            false => self.acls.get(&cached.ino).cloned(),
+        };
+        let guard = Guard { mode: cached.mode, uid: cached.uid, gid: cached.gid, dir: true, acls };
         let policy = match self.policies.is_empty() {
             true => PolicyRecord::default(),
             false => self.policies.get(&cached.ino).copied().unwrap_or_default(),
@@ -190,7 +203,7 @@ impl Shard {
                 slot
             }
         };
-        let Guard { mode, uid, gid, .. } = dir.guard;
+        let Guard { mode, uid, gid, acls, .. } = dir.guard;
         self.forget_name(slot);
         let mut inline = [0; NAME_INLINE];
         if let Some(bytes) = inline.get_mut(..name.len()) {
@@ -216,7 +229,20 @@ impl Shard {
         } else if !self.policies.is_empty() {
             self.policies.remove(&dir.ino);
         }
+        self.set_acls(dir.ino, acls);
         slot
+    }
+
+    /// From now on a directory has these ACLs.
+    fn set_acls(&mut self, ino: InodeId, acls: Option<Arc<Acls>>) {
+        let cost = |acls: Arc<Acls>| ACLS_BYTES + acls.memory_bytes();
+        if !self.acls.is_empty() {
+            self.bytes -= self.acls.remove(&ino).map_or(0, cost);
+        }
+        if let Some(acls) = acls {
+            self.bytes += cost(acls.clone());
+            self.acls.insert(ino, acls);
+        }
     }
 
     /// A slot's name is not needed any more.
@@ -277,6 +303,7 @@ impl Shard {
         if !self.policies.is_empty() {
             self.policies.remove(&ino);
         }
+        self.set_acls(ino, None);
         self.slots[slot as usize].ino = 0;
         self.free.push(slot);
     }
@@ -298,7 +325,7 @@ mod tests {
         let dir = |ino| Dentry {
             ino,
             parent: 1,
-            guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true },
+            guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true, acls: None },
             policy: PolicyRecord::default(),
         };
         for round in 0..3 {

@@ -75,7 +75,7 @@ impl View<'_> {
         let (dirty, changed_at) = self.rows.provenance(cell);
         // Rows that were lent are another node's to keep: see `kestrel_cluster`.
         if !dirty && self.no_dirs.is_none() && !self.effects.dirs_changed.contains(&ino) {
-            self.core.replica.insert(dir, &name, changed_at);
+            self.core.replica.insert(dir.clone(), &name, changed_at);
         }
         Ok(Some(dir))
     }
@@ -99,7 +99,7 @@ impl View<'_> {
             && self.effects.dirs_changed.is_empty()
         {
             self.wait = self.wait.max(planned.changed_at);
-            let spot = planned.spot;
+            let spot = planned.spot.clone();
             return self.leased().map(|()| spot);
         }
         let (dir, known) = self.reach(creds, place)?;
@@ -113,7 +113,7 @@ impl View<'_> {
         let share = if change { self.share_cell(dir.ino, home) } else { entry };
         let spot = Spot { dir, hash, home, entry, share };
         if let Some(changed_at) = known {
-            *self.planned = Some(Planned { place, change, spot, changed_at });
+            *self.planned = Some(Planned { place, change, spot: spot.clone(), changed_at });
         }
         Ok(spot)
     }
@@ -138,7 +138,7 @@ impl View<'_> {
         match walked? {
             Some(dir) => {
                 if is_path {
-                    self.walks.keep(forgotten, creds, place, (dir, changed_at));
+                    self.walks.keep(forgotten, creds, place, (dir.clone(), changed_at));
                 }
                 Ok((dir, Some(changed_at)))
             }
@@ -154,7 +154,7 @@ impl View<'_> {
             let Some((dir, changed_at)) = next else { return Ok(None) };
             self.leased()?;
             self.wait = self.wait.max(changed_at);
-            perm::check(creds, dir.guard, EXEC)?;
+            perm::check(creds, &dir.guard, EXEC)?;
             let Some(name) = names.next() else { return Ok(Some(dir)) };
             next = self.core.replica.find_dir(dir.ino, name);
         }
@@ -162,10 +162,10 @@ impl View<'_> {
 
     fn walk_all(&mut self, creds: &Creds, place: &PathRef) -> Run<Dentry> {
         let mut dir = self.dir(place.base)?;
-        perm::check(creds, dir.guard, EXEC)?;
+        perm::check(creds, &dir.guard, EXEC)?;
         for (walked, name) in place.dirs.iter().enumerate() {
             dir = self.walk(dir, name, walked)?;
-            perm::check(creds, dir.guard, EXEC)?;
+            perm::check(creds, &dir.guard, EXEC)?;
         }
         Ok(dir)
     }

@@ -14,7 +14,7 @@ use crate::stop::{Route, Run, Stop, damaged, engine_error, fail};
 
 /// A place in the tree: the directory, and the cells of the entry and of its worker's share of the
 /// directory.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Spot {
     /// The directory.
     pub dir: Dentry,
@@ -30,7 +30,7 @@ pub struct Spot {
 
 /// Where the dry run of an operation found its place by the namespace replica alone: as long as the
 /// batch changes no directory it is still there when the operation runs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Planned {
     /// Which of the request's places it is: looked at for nothing but whether it is the same.
     pub(super) place: *const PathRef,
@@ -110,7 +110,8 @@ impl LocatedInode {
 /// What decides about permissions on an inode.
 pub fn guard_of(inode: &Inode) -> Guard {
     let mode = guard_mode(inode.mode, inode.flags);
-    Guard { mode, uid: inode.uid, gid: inode.gid, dir: inode.kind == Kind::Dir }
+    let dir = inode.kind == Kind::Dir;
+    Guard { mode, uid: inode.uid, gid: inode.gid, dir, acls: inode.acls.clone() }
 }
 
 impl View<'_> {

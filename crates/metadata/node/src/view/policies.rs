@@ -70,7 +70,7 @@ impl View<'_> {
             return Ok(policy);
         }
         let before = std::mem::take(&mut self.wait);
-        let walked = self.walk_to_root(*dir);
+        let walked = self.walk_to_root(dir.ino);
         let changed_at = self.wait;
         self.wait = changed_at.max(before);
         let policy = walked?;
@@ -80,9 +80,9 @@ impl View<'_> {
         Ok(policy)
     }
 
-    fn walk_to_root(&mut self, dir: Dentry) -> Run<Policy> {
+    fn walk_to_root(&mut self, dir: InodeId) -> Run<Policy> {
         // Read anew, for the position of the change that made it what it is.
-        let mut at = self.dir(dir.ino)?;
+        let mut at = self.dir(dir)?;
         let mut policy = at.policy.own;
         while at.ino != ROOT {
             at = self.dir(at.parent)?;

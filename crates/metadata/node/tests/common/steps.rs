@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use kestrel_engine::EngineError;
 use kestrel_model::{Layout, Model, NEED_GROUPS};
+use kestrel_types::acl::{Acl, Named, XATTR_ACCESS, XATTR_DEFAULT};
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::perm::with_umask;
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr,
@@ -224,7 +226,54 @@ impl World {
         Op::SetAttr(self.inode(raw.a, raw.c), set)
     }
 
+    /// Sets, looks at or removes an ACL of something.
+    fn acl(&self, raw: Raw) -> Op {
+        let name: Box<[u8]> = match raw.b % 8 {
+            0..4 => XATTR_ACCESS,
+            _ => XATTR_DEFAULT,
+        }
+        .into();
+        let has = |node: &kestrel_model::ModelInode| node.xattrs.contains_key(&*name);
+        let wants = |node: &kestrel_model::ModelInode| node.kind == Kind::Dir || raw.b % 8 < 4;
+        match raw.d % 8 {
+            0..=3 => {
+                let perm = |dice: u8| dice % 8;
+                let flags = XattrFlags { create: raw.who > 250, replace: raw.who > 240 };
+                let flags = XattrFlags { replace: flags.replace && !flags.create, ..flags };
+                let named = [raw.a, raw.c, raw.who].into_iter().take(usize::from(raw.b / 8 % 4));
+                let mut named: Vec<Named> = named
+                    .map(|dice| Named {
+                        group: dice % 2 == 0,
+                        id: [1000, 1001, 1002, 2000][usize::from(dice / 2 % 4)],
+                        perm: perm(dice / 8),
+                    })
+                    .collect();
+                named.sort_by_key(|one| one.group);
+                let acl = Acl {
+                    user_obj: perm(raw.a),
+                    group_obj: perm(raw.c),
+                    mask: (!named.is_empty() || raw.c % 2 == 0).then_some(perm(raw.a / 8) | 1),
+                    other: perm(raw.who),
+                    named: named.into(),
+                };
+                let mut value = acl.to_xattr();
+                match raw.c {
+                    0..=3 => value = value[..usize::from(raw.c) * 4].into(),
+                    4..=9 => value[usize::from(raw.d) % 28] ^= 1 << (raw.who % 8),
+                    _ => {}
+                }
+                Op::SetXattr(self.such(raw.a, raw.c, wants), name, value, flags)
+            }
+            4 | 5 => Op::RemoveXattr(self.such(raw.a, raw.c, has), name),
+            6 => Op::GetXattr(self.such(raw.a, raw.c, has), name),
+            _ => Op::ListXattr(self.such(raw.a, raw.c, has)),
+        }
+    }
+
     fn xattr(&self, raw: Raw) -> Op {
+        if raw.who % 2 == 0 {
+            return self.acl(raw);
+        }
         let fresh = raw.d % 8 < 3;
         let inode = self.such(raw.a, raw.c, |node| fresh || !node.xattrs.is_empty());
         let name: Box<[u8]> = (*[&b"user.x"[..], b"user.x", b"trusted.t", b"security.capability"]
@@ -258,6 +307,7 @@ impl World {
         };
         let modes = [0o644, 0o755, 0o600, 0o777, 0o2775, 0o4755, 0o1777, 0o070, 0o2666, 0o6767];
         let mode = modes[usize::from(raw.c) % modes.len()];
+        let mode = with_umask(mode, [0, 0, 0o022, 0o077][usize::from(raw.d / 64)]);
         match raw.op {
             0..=19 => Op::Lookup(self.taken(raw.a, raw.b)),
             20..=49 => Op::Create {

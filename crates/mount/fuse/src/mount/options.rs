@@ -137,7 +137,7 @@ impl MountOptions {
             ) => {}
             ("group" | "nogroup" | "nofail" | "_netdev" | "silent" | "loud", None) => {}
             ("lazytime" | "nolazytime" | "iversion" | "noiversion" | "nomand", None) => {}
-            ("noacl" | "user_xattr" | "noquota", None) => {}
+            ("acl" | "user_xattr" | "noquota", None) => {}
             _ if key.starts_with("x-") || key.starts_with("X-") || key.starts_with("comment") => {}
             _ => return false,
         }
@@ -254,7 +254,7 @@ mod tests {
             "ro=1",
             "fd=3",
             "rot",
-            "acl",
+            "noacl",
         ] {
             assert!(!options.set(wrong), "{wrong}");
         }
@@ -267,7 +267,7 @@ mod tests {
         let before = MountOptions::default();
         for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent \
                         loud norelatime \
-                        nostrictatime nolazytime noiversion nomand noacl user_xattr \
+                        nostrictatime nolazytime noiversion nomand acl user_xattr \
                         x-systemd.automount X-mount.mkdir"
             .split_whitespace()
         {

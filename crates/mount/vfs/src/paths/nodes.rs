@@ -39,7 +39,7 @@ use kestrel_types::name::{Name, PATH_MAX, PathRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::seen::Seen;
+use super::seen::{DirAttr, Seen};
 
 /// Set in the numbers of path nodes; no inode number has it.
 const PATH_NODE: u64 = 1 << 63;
@@ -536,18 +536,18 @@ impl PathNodes {
 
     /// Notes the attributes of a node's directory, as somebody asked for them; false if it is
     /// another one ([`PathNodes::told`]).
-    pub fn seen(&self, id: u64, attr: &Attr) -> bool {
-        let is = self.told(id, attr.ino);
+    pub fn seen(&self, id: u64, dir: &DirAttr) -> bool {
+        let is = self.told(id, dir.attr.ino);
         if is && let Some(seen) = self.seen_of(id) {
-            seen.lock().note(attr);
+            seen.lock().note(dir);
         }
         is
     }
 
     /// Notes attributes that were changed here. When names in it are believed no more, if that has
     /// to be waited for.
-    pub fn changed(&self, id: u64, attr: &Attr, now_ms: u64) -> Option<u64> {
-        self.seen_of(id)?.lock().changed(attr, now_ms)
+    pub fn changed(&self, id: u64, dir: &DirAttr, now_ms: u64) -> Option<u64> {
+        self.seen_of(id)?.lock().changed(dir, now_ms)
     }
 
     /// The attributes when last seen.

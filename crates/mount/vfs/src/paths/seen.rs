@@ -14,14 +14,34 @@
 //! Pure: times are given, in milliseconds since any start.
 
 use kestrel_fuse::Attr;
+use kestrel_types::inode::Inode;
+use kestrel_types::perm::EXEC;
 
-/// Search permission for everybody. There are no access control lists that could say otherwise.
+use crate::convert;
+
+/// Search permission for everybody, unless an access control list says otherwise.
 pub const SEARCH_ALL: u32 = 0o111;
+
+/// What the kernel is told of a directory, and whether everybody may search it.
+#[derive(Debug, Clone, Copy)]
+pub struct DirAttr {
+    /// What the kernel is told.
+    pub attr: Attr,
+    /// Everybody may search it: its mode says so, and it has no access control list.
+    pub is_public: bool,
+}
+
+impl DirAttr {
+    /// Of a directory with this inode.
+    pub fn of(inode: &Inode) -> Self {
+        Self { attr: convert::attr(inode), is_public: inode.all_may(EXEC as u16) }
+    }
+}
 
 /// A directory, as last seen.
 #[derive(Debug, Default)]
 pub struct Seen {
-    attr: Option<Box<Attr>>,
+    dir: Option<Box<DirAttr>>,
     /// Somebody is about to find them out.
     is_awaited: bool,
     /// Names in it and below may be believed until then.
@@ -33,22 +53,22 @@ pub struct Seen {
 impl Seen {
     /// Its attributes, if they were ever seen.
     pub fn attr(&self) -> Option<Attr> {
-        self.attr.as_deref().copied()
+        self.dir.as_deref().map(|dir| dir.attr)
     }
 
     /// Notes attributes that somebody asked for. Answers may overtake each other: what is older is
     /// no news.
-    pub fn note(&mut self, attr: &Attr) {
-        let newer = |old: &Attr| old.ino == attr.ino && old.ctime > attr.ctime;
-        if !self.attr.as_deref().is_some_and(newer) {
-            self.attr = Some(Box::new(*attr));
+    pub fn note(&mut self, dir: &DirAttr) {
+        let newer = |old: Attr| old.ino == dir.attr.ino && old.ctime > dir.attr.ctime;
+        if !self.attr().is_some_and(newer) {
+            self.dir = Some(Box::new(*dir));
         }
     }
 
     /// Notes attributes that were changed here. When names in it are believed no more, if that has
     /// to be waited for.
-    pub fn changed(&mut self, attr: &Attr, now_ms: u64) -> Option<u64> {
-        self.note(attr);
+    pub fn changed(&mut self, dir: &DirAttr, now_ms: u64) -> Option<u64> {
+        self.note(dir);
         (self.lends() != Some(true) && self.lent_until_ms > now_ms).then_some(self.lent_until_ms)
     }
 
@@ -64,7 +84,7 @@ impl Seen {
     /// Whether names in it may be believed: everybody has the right to search it. `None`: its
     /// attributes were never seen.
     pub fn lends(&self) -> Option<bool> {
-        self.attr.as_ref().map(|attr| attr.mode & SEARCH_ALL == SEARCH_ALL && self.recalls == 0)
+        self.dir.as_ref().map(|dir| dir.is_public && self.recalls == 0)
     }
 
     /// Nothing is lent from now on, until [`Seen::recalled`]; whether anything ever was.
@@ -85,7 +105,7 @@ impl Seen {
 
     /// Its attributes are wanted and no thread asks for them: the caller will.
     pub fn claim_look(&mut self) -> bool {
-        self.attr.is_none() && !std::mem::replace(&mut self.is_awaited, true)
+        self.dir.is_none() && !std::mem::replace(&mut self.is_awaited, true)
     }
 
     /// Nothing was found out.
@@ -100,9 +120,10 @@ mod tests {
 
     use super::*;
 
-    fn dir(mode: u32, sec: i64) -> Attr {
+    fn dir(mode: u32, sec: i64) -> DirAttr {
         let ctime = Timestamp { sec, ..Timestamp::default() };
-        Attr { ino: 7, mode: libc::S_IFDIR | mode, ctime, ..Attr::default() }
+        let attr = Attr { ino: 7, mode: libc::S_IFDIR | mode, ctime, ..Attr::default() };
+        DirAttr { attr, is_public: mode & SEARCH_ALL == SEARCH_ALL }
     }
 
     #[test]
@@ -142,7 +163,8 @@ mod tests {
         assert_eq!(seen.lends(), Some(false));
         seen.note(&dir(0o755, 5));
         assert_eq!(seen.lends(), Some(true));
-        seen.note(&Attr { ino: 8, ..dir(0o700, 1) });
+        let private = dir(0o700, 1);
+        seen.note(&DirAttr { attr: Attr { ino: 8, ..private.attr }, ..private });
         assert_eq!(seen.lends(), Some(false), "another directory");
     }
 

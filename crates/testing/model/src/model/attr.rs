@@ -15,6 +15,11 @@ impl Model {
         if want & WRITE != 0 && node.flags.has(InodeFlags::IMMUTABLE) {
             return Err(libc::EPERM);
         }
+        if ![0, node.uid].contains(&creds.uid)
+            && let Some(granted) = node.acl_grants(creds, want)
+        {
+            return if granted { Ok(()) } else { Err(libc::EACCES) };
+        }
         let bits = if creds.uid == 0 {
             let x = if node.kind == Kind::Dir || node.mode & 0o111 != 0 { EXEC } else { 0 };
             READ | WRITE | x
@@ -181,6 +186,7 @@ impl Model {
             if creds.uid != 0 && !Self::member(creds, node.gid) {
                 node.mode &= !0o2000;
             }
+            node.mode_to_acl();
         }
         let time = |set: SetTime| if let SetTime::At(at) = set { at } else { now };
         node.atime = set.atime.map_or(node.atime, time);

@@ -4,6 +4,7 @@ use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::request::{Commit, Creds, NewData, Op};
 
+use super::acl;
 use super::{Byte, CONFLICT, Layout, MaybeReply, Model, READ, Run, WRITE};
 
 impl Model {
@@ -209,6 +210,9 @@ impl Model {
         match op {
             Op::GetXattr(inode, name) => {
                 self.node(inode.ino)?;
+                if acl::is_acl(name) {
+                    return self.get_acl(inode.ino, name).map(Some);
+                }
                 if name.starts_with(b"system.") {
                     return Err(libc::EOPNOTSUPP);
                 }
@@ -217,6 +221,10 @@ impl Model {
             }
             Op::SetXattr(inode, name, value, flags) => {
                 self.node(inode.ino)?;
+                if acl::is_acl(name) {
+                    self.set_acl(creds, inode.ino, (name, value), *flags)?;
+                    return Ok(None);
+                }
                 self.xattr_check(creds, inode.ino, name, true)?;
                 let node = self.node_mut(inode.ino);
                 match node.xattrs.contains_key(&**name) {
@@ -230,6 +238,10 @@ impl Model {
             }
             Op::RemoveXattr(inode, name) => {
                 self.node(inode.ino)?;
+                if acl::is_acl(name) {
+                    self.remove_acl(creds, inode.ino, name)?;
+                    return Ok(None);
+                }
                 self.xattr_check(creds, inode.ino, name, true)?;
                 let node = self.node_mut(inode.ino);
                 node.xattrs.remove(&**name).ok_or(libc::ENODATA)?;
@@ -239,7 +251,9 @@ impl Model {
             Op::ListXattr(inode) => {
                 let node = self.node(inode.ino)?;
                 let mut names = Vec::new();
-                for name in node.xattrs.keys().filter(|name| {
+                let mut keys: Vec<&Vec<u8>> = node.xattrs.keys().collect();
+                keys.sort_by_key(|name| !acl::is_acl(name));
+                for name in keys.into_iter().filter(|name| {
                     **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted."))
                 }) {
                     names.extend_from_slice(name);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::name::PathRef;
+use kestrel_types::perm::split_umask;
 use kestrel_types::request::{Creds, RenameFlags};
 
 use super::{EXEC, MISFIT, MaybeReply, Model, READ, Run, SYMLINK, WRITE};
@@ -244,10 +245,11 @@ impl Model {
         creds: &Creds,
         dir: u64,
         kind: Kind,
-        mode: u16,
+        mode: u32,
         reply: MaybeReply<'_>,
     ) -> Run<u64> {
         let d = self.node(dir).unwrap();
+        let (mode, umask) = split_umask(mode);
         let (gid, mut mode) = if d.mode & 0o2000 != 0 { (d.gid, mode) } else { (creds.gid, mode) };
         if d.mode & 0o2000 != 0 {
             if kind == Kind::Dir {
@@ -256,6 +258,7 @@ impl Model {
                 mode &= !0o2000;
             }
         }
+        let (mode, acls) = d.inherit_acl((mode, umask), kind);
         let (ino, data_change) = self.numbers(reply)?;
         if self.nodes.contains_key(&ino) {
             return Err(MISFIT);
@@ -266,6 +269,7 @@ impl Model {
             node.flags = inherited;
         }
         node.data_change = data_change;
+        node.xattrs.extend(acls);
         self.nodes.insert(ino, Arc::new(node));
         Ok(ino)
     }
@@ -275,14 +279,14 @@ impl Model {
         creds: &Creds,
         path: &PathRef,
         kind: Kind,
-        mode: u16,
+        mode: u32,
         reply: MaybeReply<'_>,
     ) -> Run<u64> {
         let (dir, there) = self.walk(creds, path)?;
         if there.is_some() {
             return Err(libc::EEXIST);
         }
-        self.allowed(creds, dir, WRITE)?;
+        self.allowed(creds, dir, WRITE | EXEC)?;
         if matches!(kind, Kind::Char | Kind::Block) && creds.uid != 0 {
             return Err(libc::EPERM);
         }

@@ -174,6 +174,11 @@ fn kind() -> BoxedStrategy<Kind> {
     (1u8..8).prop_map(|kind| Kind::from_u8(kind).unwrap()).boxed()
 }
 
+fn made_with() -> impl Strategy<Value = u32> + Clone {
+    (mode(), prop_oneof![Just(0), 0u16..0o1000])
+        .prop_map(|(mode, umask)| crate::perm::with_umask(mode, umask))
+}
+
 fn mode() -> std::ops::Range<u16> {
     0..0o10000
 }
@@ -284,40 +289,39 @@ fn op() -> BoxedStrategy<Op> {
 
 fn plain_op() -> BoxedStrategy<Op> {
     let id = number;
-    let changes =
-        prop_oneof![
-            (place(), mode(), open_flags(), any::<bool>()).prop_map(
-                |(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }
-            ),
-            (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
-            (place(), open_flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
-            (id(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile {
-                dir,
-                mode,
-                exclusive
-            }),
-            id().prop_map(Op::Release),
-            (place(), kind(), mode(), any::<u32>())
-                .prop_map(|(place, kind, mode, rdev)| Op::MkNod { place, kind, mode, rdev }),
-            (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
-            (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
-            place().prop_map(Op::Unlink),
-            (place(), option::of(1..=u64::MAX))
-                .prop_map(|(place, expected)| Op::RmDir(place, expected)),
-            (place(), place(), any::<(bool, bool)>(), option::of(1..=u64::MAX)).prop_map(
-                |(from, to, flags, replaced)| {
-                    let (no_replace, exchange) = flags;
-                    Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
-                }
-            ),
-            (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
-            (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
-            (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
-                Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
-            }),
-            (inode_ref(), any::<(i64, bool)>())
-                .prop_map(|(inode, (at, relative))| Op::Accessed(inode, Accessed { at, relative })),
-        ];
+    let changes = prop_oneof![
+        (place(), made_with(), open_flags(), any::<bool>()).prop_map(
+            |(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }
+        ),
+        (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
+        (place(), open_flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
+        (id(), made_with(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile {
+            dir,
+            mode,
+            exclusive
+        }),
+        id().prop_map(Op::Release),
+        (place(), kind(), made_with(), any::<u32>())
+            .prop_map(|(place, kind, mode, rdev)| Op::MkNod { place, kind, mode, rdev }),
+        (place(), made_with()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
+        (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
+        place().prop_map(Op::Unlink),
+        (place(), option::of(1..=u64::MAX))
+            .prop_map(|(place, expected)| Op::RmDir(place, expected)),
+        (place(), place(), any::<(bool, bool)>(), option::of(1..=u64::MAX)).prop_map(
+            |(from, to, flags, replaced)| {
+                let (no_replace, exchange) = flags;
+                Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
+            }
+        ),
+        (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
+        (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
+        (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
+            Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
+        }),
+        (inode_ref(), any::<(i64, bool)>())
+            .prop_map(|(inode, (at, relative))| Op::Accessed(inode, Accessed { at, relative })),
+    ];
     let content = prop_oneof![
         commit().prop_map(Op::Commit),
         (inode_ref(), id(), vec(extent(), 0..10), vec(extent(), 0..10))

@@ -176,7 +176,7 @@ fn node_of_a_closed_directory() {
 #[test]
 fn the_kernel_is_told_of_one_directory_for_a_node() {
     let (mut table, bound) = (PathNodes::default(), Bound::default());
-    let attr = |ino| Attr { ino, ..Attr::default() };
+    let attr = |ino| DirAttr { attr: Attr { ino, ..Attr::default() }, is_public: false };
     let a = enter(&mut table, ROOT, "a");
     assert!(table.seen(a, &attr(70)) && !table.seen(a, &attr(71)) && table.seen(a, &attr(70)));
     assert_eq!(table.last_attr(a).map(|attr| attr.ino), Some(70));
@@ -261,9 +261,10 @@ fn attributes_are_those_last_seen() {
     let mut table = PathNodes::default();
     let a = enter(&mut table, ROOT, "a");
     assert!(table.last_attr(a).is_none());
-    table.seen(a, &Attr { ino: 70, ..Attr::default() });
+    let attr = |ino| DirAttr { attr: Attr { ino, ..Attr::default() }, is_public: false };
+    table.seen(a, &attr(70));
     assert_eq!(table.last_attr(a).map(|attr| attr.ino), Some(70));
-    table.seen(99, &Attr::default());
+    table.seen(99, &attr(0));
     assert!(table.last_attr(99).is_none());
 }
 
@@ -288,7 +289,10 @@ fn names_are_lent_where_everybody_may_search() {
     let mut table = PathNodes::default();
     let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
     let c = enter(&mut table, a, "c");
-    let dir = |mode| Attr { ino: 70, mode: libc::S_IFDIR | mode, ..Attr::default() };
+    let dir = |mode: u32| DirAttr {
+        attr: Attr { ino: 70, mode: libc::S_IFDIR | mode, ..Attr::default() },
+        is_public: mode & 0o111 == 0o111,
+    };
     assert_eq!(table.lend(c, 100), NameTrust::Unknown(a));
     assert_eq!(table.lend(a, 100), NameTrust::Unknown(ROOT));
     table.seen(ROOT, &dir(0o755));
