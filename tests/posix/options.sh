@@ -49,7 +49,7 @@ for way in kestrel mount; do
 done
 # These are of the mount, not of the file system: in a name space of its own mount(8) would change
 # its copy.
-check "nodiratime, noexec" remounts kestrel nodiratime,noexec,noacl
+check "nodiratime, noexec" remounts kestrel nodiratime,noexec,acl
 check "they are there" options_are 'noexec.*nodiratime|nodiratime.*noexec'
 check "what was not named stays" options_are 'nosuid,nodev'
 check "exec, diratime" remounts kestrel exec,diratime
@@ -57,7 +57,7 @@ check "they are gone" options_are '^rw,nosuid,nodev,noatime '
 exec 9>>"$mnt/file"
 refuses "remount,ro while a file is open for writing" 'open for writing' remounts kestrel ro
 exec 9>&-
-refuses "remount,acl" 'acl' remounts kestrel acl
+refuses "remount,noacl" 'noacl' remounts kestrel noacl
 refuses "remount,max_read" 'max_read' remounts kestrel max_read=65536
 refuses "another volume" 'is mounted there' "$KESTREL" mount "$WORK" "$mnt" -o remount,ro
 close_and_check "$volume" "$mnt"
