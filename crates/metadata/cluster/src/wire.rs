@@ -17,7 +17,6 @@
 //! have elsewhere. A reader takes nothing that is out of bounds, and memory for a small multiple of
 //! the bytes there are.
 
-
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};

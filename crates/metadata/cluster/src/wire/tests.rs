@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::stop::Want;
-use kestrel_types::acl::{AccessAcl, Acl, Named};
+use kestrel_types::acl::{AccessAcl, Acl, Acls, Named};
 use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
