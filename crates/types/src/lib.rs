@@ -40,6 +40,7 @@
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
 //! | [`snapshot`] | snapshots of directories |
+//! | [`snapshot_changes`] | what differs between two moments, and the space that a snapshot holds |
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
 //! | [`key`] | the tables of a volume, and the keys of their rows |
 //! | [`request`] | requests, operations, answers |
@@ -85,6 +86,7 @@ pub mod range;
 pub mod request;
 pub mod security;
 pub mod snapshot;
+pub mod snapshot_changes;
 pub mod stat;
 pub mod token;
 pub mod wire;

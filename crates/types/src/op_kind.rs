@@ -3,7 +3,7 @@
 use crate::request::Op;
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 41] = [
+pub const KINDS: [&str; 43] = [
     "lookup",
     "parent",
     "getattr",
@@ -45,6 +45,8 @@ pub const KINDS: [&str; 41] = [
     "snapshot_remove",
     "snapshot_hold",
     "snapshot_list",
+    "snapshot_changes",
+    "snapshot_usage",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -92,5 +94,7 @@ pub fn kind(op: &Op) -> usize {
         Op::SnapshotRemove { .. } => 38,
         Op::SnapshotHold { .. } => 39,
         Op::SnapshotList { .. } => 40,
+        Op::SnapshotChanges { .. } => 41,
+        Op::SnapshotUsage { .. } => 42,
     }
 }

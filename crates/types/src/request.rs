@@ -12,6 +12,7 @@ use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::range::Range;
 use crate::snapshot::{SnapshotId, SnapshotInfo};
+use crate::snapshot_changes::{HistoryCursor, SnapshotChanges, SnapshotUsage};
 
 /// Most entries in one answer to [`Op::ReadDir`].
 pub const READDIR_ENTRIES_MAX: usize = 4096;
@@ -385,6 +386,33 @@ pub enum Op {
         /// Also those of the directories that are now above it, as far as it was below them then.
         ancestors: bool,
     },
+    /// What may differ between two moments of the tree below a directory, by the rows of history:
+    /// see [`SnapshotChanges`]. `EACCES` if the caller may not list a directory with changes, or
+    /// one between that and the tree's root; `ESTALE` if a snapshot is gone. Answer:
+    /// [`Answer::SnapshotChanges`].
+    SnapshotChanges {
+        /// The tree's root.
+        dir: InodeId,
+        /// The older moment.
+        older: SnapshotId,
+        /// The newer moment: a later snapshot (`EINVAL` for another one), or `None` for now.
+        newer: Option<SnapshotId>,
+        /// Names of these files are looked for, in place of changes: at most
+        /// [`crate::snapshot_changes::CHANGED_FILES_MAX`].
+        files: Vec<InodeId>,
+        /// A page ends at so many names, or some more; the node has a limit of its own.
+        limit: usize,
+        /// Where to go on; `None` at the start.
+        after: Option<HistoryCursor>,
+    },
+    /// What would be given back if a snapshot was removed now. `ESTALE` if it is gone. Answer:
+    /// [`Answer::SnapshotUsage`].
+    SnapshotUsage {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// Where to go on; `None` at the start.
+        after: Option<HistoryCursor>,
+    },
 }
 
 /// An inode number in an operation.
@@ -446,11 +474,12 @@ impl Op {
             Op::SnapshotCreate { dir, .. }
             | Op::SnapshotRename { dir, .. }
             | Op::SnapshotRemove { dir, .. }
-            | Op::SnapshotHold { dir, .. } => visit(Named::Dir(dir)),
+            | Op::SnapshotHold { dir, .. }
+            | Op::SnapshotChanges { dir, .. } => visit(Named::Dir(dir)),
             Op::SnapshotList { dir, .. } => {
                 dir.iter_mut().for_each(|dir| visit(Named::Dir(dir)));
             }
-            Op::AllocObjects(_) | Op::Usage | Op::Sync => {}
+            Op::SnapshotUsage { .. } | Op::AllocObjects(_) | Op::Usage | Op::Sync => {}
         }
     }
 }
@@ -516,6 +545,8 @@ impl Op {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::SnapshotChanges { .. }
+            | Op::SnapshotUsage { .. }
             | Op::Locate { .. }
             | Op::AllocObjects(_)
             | Op::Usage
@@ -543,6 +574,8 @@ impl Op {
             | Op::TreeUsage(_)
             | Op::At(..)
             | Op::SnapshotList { .. }
+            | Op::SnapshotChanges { .. }
+            | Op::SnapshotUsage { .. }
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
@@ -688,6 +721,10 @@ pub enum Answer {
     Usage(Usage),
     /// Snapshots, oldest first.
     Snapshots(Vec<SnapshotInfo>),
+    /// A page of what may differ between two moments.
+    SnapshotChanges(Box<SnapshotChanges>),
+    /// A part of what a snapshot holds.
+    SnapshotUsage(SnapshotUsage),
 }
 
 /// How a request ended other than with an answer.

@@ -14,6 +14,7 @@ use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, PathRef};
 use crate::perm::{split_umask, with_umask};
 use crate::range::Range;
 use crate::request::Creds;
+use crate::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor};
 
 /// Most directories in a [`PathRef`]: a path of [`PATH_MAX`] bytes has no more.
 pub(super) const DIRS_MAX: usize = PATH_MAX / 2;
@@ -122,6 +123,12 @@ impl<'a> WireWriter<'a> {
             self.varint(*dir);
             self.name(name);
         });
+    }
+
+    /// Where a listing by pages goes on, if it does.
+    pub fn cursor(&mut self, cursor: Option<&HistoryCursor>) {
+        let bytes = cursor.map_or(&[][..], |cursor| &**cursor);
+        self.bounded(bytes, CURSOR_BYTES_MAX, "the bytes of a cursor");
     }
 
     pub fn inode(&mut self, inode: &Inode) {
@@ -267,6 +274,12 @@ pub(super) fn inode_ref(reader: &mut Reader<'_>) -> Result<InodeRef, DecodeError
 
 pub(super) fn name_after(reader: &mut Reader<'_>) -> Result<Option<(InodeId, Name)>, DecodeError> {
     Ok(if boolean(reader)? { Some(seen(reader)?) } else { None })
+}
+
+/// What [`WireWriter::cursor`] wrote: an empty one is none.
+pub(super) fn cursor(reader: &mut Reader<'_>) -> Result<Option<HistoryCursor>, DecodeError> {
+    let bytes = reader.string(CURSOR_BYTES_MAX)?;
+    Ok((!bytes.is_empty()).then(|| bytes.into()))
 }
 
 pub(super) fn inode(reader: &mut Reader<'_>) -> Result<Box<Inode>, DecodeError> {

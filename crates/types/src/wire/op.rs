@@ -10,6 +10,7 @@ use crate::name::Name;
 use crate::request::{
     Accessed, Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
 };
+use crate::snapshot_changes::CHANGED_FILES_MAX;
 
 // First byte of an operation. Numbers are never given to another one.
 const LOOKUP: u8 = 1;
@@ -54,6 +55,8 @@ const SNAPSHOT_RENAME: u8 = 41;
 const SNAPSHOT_REMOVE: u8 = 42;
 const SNAPSHOT_HOLD: u8 = 43;
 const SNAPSHOT_LIST: u8 = 44;
+const SNAPSHOT_CHANGES: u8 = 45;
+const SNAPSHOT_USAGE: u8 = 46;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -91,7 +94,8 @@ pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
     Ok(Request { creds: basic::creds(r)?, op: op(r)? })
 }
 
-/// The directory that an operation is about; 0, which is none's number, if it takes any.
+/// The directory that an operation is about, or a snapshot; 0, which is none's number, if it takes
+/// any.
 fn put_expected(ino: Option<InodeId>, w: &mut WireWriter<'_>) {
     w.varint(ino.unwrap_or(0));
 }
@@ -253,6 +257,19 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
             w.u8(u8::from(*ancestors));
             put_expected(*dir, w);
         }
+        Op::SnapshotChanges { dir, older, newer, files, limit, after } => {
+            put_id(SNAPSHOT_CHANGES, *dir, w);
+            w.varint(*older);
+            put_expected(*newer, w);
+            w.limit(files.len(), CHANGED_FILES_MAX, "the number of changed files");
+            w.list(files, |w, ino| w.varint(*ino));
+            w.varint(*limit as u64);
+            w.cursor(after.as_ref());
+        }
+        Op::SnapshotUsage { snapshot, after } => {
+            put_id(SNAPSHOT_USAGE, *snapshot, w);
+            w.cursor(after.as_ref());
+        }
     }
 }
 
@@ -364,6 +381,15 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             let ancestors = basic::boolean(r)?;
             Op::SnapshotList { dir: expected(r)?, ancestors }
         }
+        SNAPSHOT_CHANGES => Op::SnapshotChanges {
+            dir: r.varint()?,
+            older: r.varint()?,
+            newer: expected(r)?,
+            files: list(r, CHANGED_FILES_MAX, 1, Reader::varint)?,
+            limit: basic::size(r)?,
+            after: basic::cursor(r)?,
+        },
+        SNAPSHOT_USAGE => Op::SnapshotUsage { snapshot: r.varint()?, after: basic::cursor(r)? },
         _ => return Err(DecodeError("unknown operation")),
     })
 }

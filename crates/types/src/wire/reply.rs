@@ -7,6 +7,7 @@ use crate::inode::Inode;
 use crate::name::Name;
 use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
 use crate::snapshot::{HOLDS_MAX, SNAPSHOTS_MAX, SnapshotInfo};
+use crate::snapshot_changes::{ChangedDir, ChangedName, DirMoment, SnapshotChanges, SnapshotUsage};
 
 // First byte of an answer. Numbers are never given to another one.
 const DONE: u8 = 1;
@@ -26,6 +27,8 @@ const RENAMED: u8 = 13;
 const LOCATED: u8 = 14;
 const ENTRIES_PLUS: u8 = 15;
 const SNAPSHOTS: u8 = 16;
+const SNAPSHOT_CHANGES: u8 = 17;
+const SNAPSHOT_USAGE: u8 = 18;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -129,6 +132,17 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             w.u8(SNAPSHOTS);
             w.list(snapshots, put_snapshot);
         }
+        Answer::SnapshotChanges(changes) => {
+            w.u8(SNAPSHOT_CHANGES);
+            w.list(&changes.dirs, put_changed_dir);
+            w.list(&changes.files, |w, ino| w.varint(*ino));
+            w.cursor(changes.next.as_ref());
+        }
+        Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next }) => {
+            w.u8(SNAPSHOT_USAGE);
+            [rows, bytes].into_iter().for_each(|number| w.varint(*number));
+            w.cursor(next.as_ref());
+        }
     }
 }
 
@@ -148,6 +162,21 @@ fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
     w.u8(u8::from(*removing));
     w.limit(holds.len(), HOLDS_MAX, "the number of holds of a snapshot");
     w.list(holds, |w, tag| w.name(tag));
+}
+
+fn put_changed_dir(w: &mut WireWriter<'_>, changed: &ChangedDir) {
+    let ChangedDir { dir, older, newer, names } = changed;
+    w.varint(*dir);
+    for DirMoment { parent, path, inode } in [older, newer] {
+        w.varint(*parent);
+        w.string(path);
+        w.inode(inode);
+    }
+    w.list(names, |w, ChangedName { name, older, newer }| {
+        w.name(name);
+        w.u8(u8::from(older.is_some()) | u8::from(newer.is_some()) << 1);
+        older.iter().chain(newer).for_each(|inode| w.inode(inode));
+    });
 }
 
 fn put_outcome(outcome: &Outcome, w: &mut WireWriter<'_>) {
@@ -214,6 +243,16 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         OBJECTS => Answer::Objects { first: r.varint()?, count: r.varint32()? },
         USAGE => Answer::Usage(Usage { files: r.varint()?, dirs: r.varint()?, bytes: r.varint()? }),
         SNAPSHOTS => Answer::Snapshots(list(r, SNAPSHOTS_MAX, 14, snapshot)?),
+        SNAPSHOT_CHANGES => Answer::SnapshotChanges(Box::new(SnapshotChanges {
+            dirs: list(r, usize::MAX, 6, changed_dir)?,
+            files: list(r, usize::MAX, 1, Reader::varint)?,
+            next: basic::cursor(r)?,
+        })),
+        SNAPSHOT_USAGE => Answer::SnapshotUsage(SnapshotUsage {
+            rows: r.varint()?,
+            bytes: r.varint()?,
+            next: basic::cursor(r)?,
+        }),
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
         NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
         CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),
@@ -241,6 +280,24 @@ fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {
         cutting: false,
         holds: list(r, HOLDS_MAX, 2, basic::name)?,
     })
+}
+
+fn changed_dir(r: &mut Reader<'_>) -> Result<ChangedDir, DecodeError> {
+    let moment = |r: &mut Reader<'_>| {
+        Ok(DirMoment { parent: r.varint()?, path: basic::bytes(r)?, inode: inode(r)? })
+    };
+    Ok(ChangedDir {
+        dir: r.varint()?,
+        older: moment(r)?,
+        newer: moment(r)?,
+        names: list(r, usize::MAX, 3, changed_name)?,
+    })
+}
+
+fn changed_name(r: &mut Reader<'_>) -> Result<ChangedName, DecodeError> {
+    let (name, flags) = (basic::name(r)?, flags(r, 3)?);
+    let mut inode = |bit: u8| (flags & bit != 0).then(|| inode(r)).transpose();
+    Ok(ChangedName { name, older: inode(1)?, newer: inode(2)? })
 }
 
 fn entry_plus(r: &mut Reader<'_>) -> Result<(Name, Box<Inode>), DecodeError> {

@@ -13,6 +13,9 @@ use kestrel_types::request::{
     Request, SetAttr, SetTime, Usage, XattrFlags,
 };
 use kestrel_types::snapshot::SnapshotInfo;
+use kestrel_types::snapshot_changes::{
+    ChangedDir, ChangedName, DirMoment, SnapshotChanges, SnapshotUsage,
+};
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::*;
 
@@ -360,6 +363,29 @@ fn ops() -> Vec<(&'static str, Op)> {
         ),
         ("op-snapshot-list", Op::SnapshotList { dir: Some(77), ancestors: true }),
         ("op-snapshot-list-all", Op::SnapshotList { dir: None, ancestors: false }),
+        (
+            "op-snapshot-changes",
+            Op::SnapshotChanges {
+                dir: 77,
+                older: 5000,
+                newer: Some(6000),
+                files: Vec::new(),
+                limit: 1000,
+                after: Some([1, 2, 3].into()),
+            },
+        ),
+        (
+            "op-snapshot-changes-files",
+            Op::SnapshotChanges {
+                dir: 77,
+                older: 5000,
+                newer: None,
+                files: vec![4711, 300],
+                limit: 1000,
+                after: None,
+            },
+        ),
+        ("op-snapshot-usage", Op::SnapshotUsage { snapshot: 5000, after: None }),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }
@@ -453,6 +479,39 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 cutting: false,
                 holds: vec![name("backup")],
             }]),
+        ),
+        (
+            "answer-snapshot-changes",
+            Answer::SnapshotChanges(Box::new(SnapshotChanges {
+                dirs: vec![ChangedDir {
+                    dir: 77,
+                    older: DirMoment {
+                        parent: 1,
+                        path: b"a/b".as_slice().into(),
+                        inode: inode(Data::None),
+                    },
+                    newer: DirMoment {
+                        parent: 0,
+                        path: b"".as_slice().into(),
+                        inode: inode(Data::None),
+                    },
+                    names: vec![ChangedName {
+                        name: name("c"),
+                        older: None,
+                        newer: Some(inode(Data::Chunked)),
+                    }],
+                }],
+                files: vec![4711],
+                next: None,
+            })),
+        ),
+        (
+            "answer-snapshot-usage",
+            Answer::SnapshotUsage(SnapshotUsage {
+                rows: 1000,
+                bytes: 1 << 40,
+                next: Some([1, 2].into()),
+            }),
         ),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];

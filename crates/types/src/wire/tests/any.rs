@@ -18,6 +18,9 @@ use crate::request::{
     Request, SetAttr, SetTime, Usage, XattrFlags,
 };
 use crate::snapshot::SnapshotInfo;
+use crate::snapshot_changes::{
+    ChangedDir, ChangedName, DirMoment, HistoryCursor, SnapshotChanges, SnapshotUsage,
+};
 use crate::token::TokenId;
 
 pub fn call() -> BoxedStrategy<Call> {
@@ -264,8 +267,37 @@ fn snapshot_op() -> BoxedStrategy<Op> {
             .prop_map(|(dir, name, tag, hold)| Op::SnapshotHold { dir, name, tag, hold }),
         (option::of(1..=u64::MAX), any::<bool>())
             .prop_map(|(dir, ancestors)| Op::SnapshotList { dir, ancestors }),
+        (
+            (dir(), number()),
+            option::of(1..=u64::MAX),
+            vec(number(), 0..4),
+            (any::<u32>(), cursor())
+        )
+            .prop_map(|((dir, older), newer, files, (limit, after))| {
+                Op::SnapshotChanges { dir, older, newer, files, limit: limit as usize, after }
+            }),
+        (number(), cursor()).prop_map(|(snapshot, after)| Op::SnapshotUsage { snapshot, after }),
     ]
     .boxed()
+}
+
+fn cursor() -> BoxedStrategy<Option<HistoryCursor>> {
+    option::of(vec(any::<u8>(), 1..40).prop_map(Into::into)).boxed()
+}
+
+fn changed_dir() -> BoxedStrategy<ChangedDir> {
+    let moment = || {
+        (number(), blob(40), boxed_inode()).prop_map(|(parent, path, inode)| DirMoment {
+            parent,
+            path,
+            inode,
+        })
+    };
+    let changed = (name(), option::of(boxed_inode()), option::of(boxed_inode()))
+        .prop_map(|(name, older, newer)| ChangedName { name, older, newer });
+    (number(), moment(), moment(), vec(changed, 0..4))
+        .prop_map(|(dir, older, newer, names)| ChangedDir { dir, older, newer, names })
+        .boxed()
 }
 
 fn snapshot() -> BoxedStrategy<SnapshotInfo> {
@@ -395,6 +427,16 @@ pub fn reply() -> BoxedStrategy<Reply> {
             .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
         vec(snapshot(), 0..4).prop_map(Answer::Snapshots),
+        (vec(changed_dir(), 0..3), vec(number(), 0..3), cursor()).prop_map(
+            |(dirs, files, next)| Answer::SnapshotChanges(Box::new(SnapshotChanges {
+                dirs,
+                files,
+                next
+            }))
+        ),
+        (number(), number(), cursor()).prop_map(|(rows, bytes, next)| {
+            Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next })
+        }),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,
             dirs,
