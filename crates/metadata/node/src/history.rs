@@ -5,6 +5,8 @@
 //! | `history/known.rs` | the snapshots that there are |
 //! | `history/at.rs` | the rows as they were at a snapshot |
 //! | `history/removal.rs` | what becomes of history when a snapshot goes |
+//! | `history/usage.rs` | what would be given back if a snapshot went now |
+//! | `history/changes.rs` | what may differ between two moments |
 //!
 //! [`HistoryLayer`] lies between a node and its engine. While there are snapshots, the newest of
 //! them T, a commit that changes a row adds the old value under (row, T), in the same batch, unless
@@ -35,8 +37,10 @@
 //! [`commit_moved`] writes and deletes both beside the layer, as no row changes by that.
 
 pub mod at;
+pub mod changes;
 pub mod known;
 pub mod removal;
+pub mod usage;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

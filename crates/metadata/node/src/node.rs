@@ -9,6 +9,7 @@
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
 //! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
+//! | `node/snapshot_changes.rs` | changes between two moments; what a snapshot holds |
 //! | `node/snapshot_records.rs` | records of snapshots of several nodes |
 //! | `node/gc.rs` | objects and chunks that nothing refers to |
 //!
@@ -29,6 +30,7 @@ mod dispatch;
 mod gc;
 mod multi_node;
 mod reply_thread;
+mod snapshot_changes;
 mod snapshot_records;
 mod snapshots;
 mod start;

@@ -132,6 +132,8 @@ fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         | Op::TreeUsage(_)
         | Op::At(..)
         | Op::SnapshotList { .. }
+        | Op::SnapshotChanges { .. }
+        | Op::SnapshotUsage { .. }
         | Op::Sync => Err(fail(libc::EINVAL, "this request needs no worker")),
     }
 }

@@ -22,12 +22,51 @@ use kestrel_types::request::{
     Accessed, Answer, Commit, NewData, Op, OpenFlags, RenameFlags, SetAttr, Usage, XattrFlags,
 };
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use kestrel_types::snapshot_changes::DirMoment;
 
 /// Everything that requests tell of one name: its inode, extended attributes and extents.
 type Told = (Inode, BTreeMap<Vec<u8>, Vec<u8>>, Vec<(u64, Vec<Extent>)>);
 
 /// What requests tell of a whole tree, by path, and of its figures.
 type Tree = (BTreeMap<String, Told>, Usage);
+
+/// What is told of changes: of a directory both moments, and of its names what has them.
+type Changed = BTreeMap<InodeId, (DirMoment, DirMoment, BTreeMap<Vec<u8>, Pair>)>;
+type Pair = (Option<Box<Inode>>, Option<Box<Inode>>);
+
+/// Paths of directories by number.
+fn dirs(tree: &BTreeMap<String, Told>) -> BTreeMap<InodeId, String> {
+    let dirs = tree.iter().filter(|(_, (inode, ..))| inode.kind == Kind::Dir);
+    dirs.map(|(path, (inode, ..))| (inode.ino, path.clone())).collect()
+}
+
+/// Names in the directory at a path, which ends in a slash.
+fn names(tree: &BTreeMap<String, Told>, path: &str) -> BTreeMap<Vec<u8>, Inode> {
+    let below = tree.range(path.to_owned()..).skip(1);
+    below
+        .map_while(|(below, told)| Some((below.strip_prefix(path)?.strip_suffix('/')?, told)))
+        .filter(|(name, _)| !name.contains('/'))
+        .map(|(name, (inode, ..))| (name.as_bytes().to_vec(), inode.clone()))
+        .collect()
+}
+
+/// What two moments of an inode are compared by here.
+fn plain(inode: &Inode) -> Inode {
+    Inode { atime: 0, change: 0, data: Data::None, effective: Default::default(), ..inode.clone() }
+}
+
+/// The same without what the figures of a directory say, which comes with the directory itself.
+fn flat_of(inode: &Inode) -> Inode {
+    let plain = plain(inode);
+    match plain.kind {
+        Kind::Dir => Inode { mtime: 0, ctime: 0, size: 0, nlink: 0, ..plain },
+        _ => plain,
+    }
+}
+
+fn flattened(names: BTreeMap<Vec<u8>, Inode>) -> BTreeMap<Vec<u8>, Inode> {
+    names.into_iter().map(|(name, inode)| (name, flat_of(&inode))).collect()
+}
 
 type Raw = (u8, u8, u8, u8);
 
@@ -331,6 +370,13 @@ impl World {
 
     fn verify(&self) {
         self.f().check();
+        let now = self.tree(None).0;
+        for (older, (_, (was, _))) in &self.copies {
+            for (newer, (_, (is, _))) in self.copies.range(older + 1..) {
+                self.check_changes((*older, was), (Some(*newer), is));
+            }
+            self.check_changes((*older, was), (None, &now));
+        }
         for (id, (info, copy)) in &self.copies {
             let then = self.tree(Some(*id));
             assert!(then == *copy, "{info:?}: expected {copy:#?}, got {then:#?}");
@@ -343,8 +389,145 @@ impl World {
         assert_eq!(listed, expected);
     }
 
+    fn changes(&self, (older, newer): (SnapshotId, Option<SnapshotId>), root: InodeId) -> Changed {
+        let (mut found, mut files) = (Changed::new(), Vec::new());
+        let (mut after, mut looked_for) = (None, Vec::new());
+        loop {
+            let files_now: Vec<InodeId> = looked_for.clone();
+            let op = Op::SnapshotChanges {
+                dir: root,
+                older,
+                newer,
+                files: files_now,
+                limit: 1 + (older % 3) as usize,
+                after,
+            };
+            let told = match self.f().call(op) {
+                Ok(Answer::SnapshotChanges(told)) => *told,
+                other => panic!("{other:?}"),
+            };
+            for one in told.dirs {
+                let known = found
+                    .entry(one.dir)
+                    .or_insert_with(|| (one.older.clone(), one.newer.clone(), BTreeMap::new()));
+                assert_eq!((&known.0, &known.1), (&one.older, &one.newer));
+                for pair in one.names {
+                    let pair = (pair.name.as_bytes().to_vec(), (pair.older, pair.newer));
+                    if let Some(before) = known.2.insert(pair.0.clone(), pair.1.clone()) {
+                        assert_eq!(before, pair.1);
+                    }
+                }
+            }
+            files.extend(told.files);
+            after = told.next;
+            if after.is_none() && (looked_for.is_empty() && !files.is_empty()) {
+                looked_for = std::mem::take(&mut files);
+            } else if after.is_none() {
+                return found;
+            }
+        }
+    }
+
+    /// Whether what is told of two moments of the whole tree, and of each directory of it, is true
+    /// and has all that differs.
+    fn check_changes(
+        &self,
+        (older, was): (SnapshotId, &BTreeMap<String, Told>),
+        (newer, is): (Option<SnapshotId>, &BTreeMap<String, Told>),
+    ) {
+        let (old_dirs, new_dirs) = (dirs(was), dirs(is));
+        for root in old_dirs.keys().filter(|dir| new_dirs.contains_key(*dir)) {
+            let (old_root, new_root) = (&old_dirs[root], &new_dirs[root]);
+            let found = self.changes((older, newer), *root);
+            for (dir, old_path) in &old_dirs {
+                let Some(new_path) = new_dirs.get(dir) else {
+                    assert!(!found.contains_key(dir));
+                    continue;
+                };
+                let below = old_path.strip_prefix(old_root).zip(new_path.strip_prefix(new_root));
+                let told = found.get(dir);
+                let Some((old_below, new_below)) = below else {
+                    assert!(told.is_none(), "{dir} is not in the tree of {root}");
+                    continue;
+                };
+                let (mut olds, mut news) = (names(was, old_path), names(is, new_path));
+                let differs = |a: &Inode, b: &Inode| plain(a) != plain(b);
+                if let Some((then, now, pairs)) = told {
+                    assert_eq!(
+                        String::from_utf8_lossy(&then.path),
+                        old_below.trim_end_matches('/')
+                    );
+                    assert_eq!(String::from_utf8_lossy(&now.path), new_below.trim_end_matches('/'));
+                    assert_eq!(plain(&then.inode), plain(&was[old_path].0), "{old_path}");
+                    assert_eq!(plain(&now.inode), plain(&is[new_path].0), "{new_path}");
+                    for (name, (old, new)) in pairs {
+                        let same = |told: &Option<Box<Inode>>, there: Option<Inode>| {
+                            let (told, there) =
+                                (told.as_deref().map(flat_of), there.as_ref().map(flat_of));
+                            assert_eq!(told, there, "{old_path} {new_path} {name:?}");
+                        };
+                        same(old, olds.remove(name));
+                        same(new, news.remove(name));
+                    }
+                } else {
+                    assert!(dir != root);
+                    assert!(!differs(&was[old_path].0, &is[new_path].0), "{old_path} {new_path}");
+                    let name = |path: &str| {
+                        path.trim_end_matches('/').rsplit('/').next().map(str::to_owned)
+                    };
+                    assert_eq!(name(old_path), name(new_path), "moves are told");
+                }
+                // The rest has not changed.
+                let (olds, news) = (flattened(olds), flattened(news));
+                assert_eq!(olds, news, "{old_path} {new_path} of {root}");
+            }
+        }
+    }
+
     fn tidy(&self) {
         while self.f().node.tidy_history().unwrap() {}
+    }
+
+    /// History rows that removing a snapshot would take, as the node tells.
+    fn usage(&self, snapshot: SnapshotId) -> (u64, u64) {
+        let (mut rows, mut bytes, mut after) = (0, 0, None);
+        loop {
+            match self.f().call(Op::SnapshotUsage { snapshot, after }) {
+                Ok(Answer::SnapshotUsage(usage)) => {
+                    (rows, bytes, after) = (rows + usage.rows, bytes + usage.bytes, usage.next);
+                }
+                other => panic!("{other:?}"),
+            }
+            if after.is_none() {
+                return (rows, bytes);
+            }
+        }
+    }
+
+    /// Bytes that history refers to.
+    fn referenced(&self) -> i64 {
+        use kestrel_engine::Engine;
+        let (share, mut sum) = (kestrel_types::snapshot::HISTORY_SHARE.to_be_bytes(), 0);
+        let scanned =
+            self.f().engine.scan_table(kestrel_types::Table::ObjStat, None, &mut |key, row| {
+                if key.suffix == share {
+                    sum += kestrel_types::stat::ObjStat::decode(row).unwrap().referenced;
+                }
+                std::ops::ControlFlow::Continue(())
+            });
+        scanned.unwrap();
+        sum
+    }
+
+    /// Removes a snapshot: as many rows go as were told, and not fewer references.
+    fn remove_as_told(&mut self, which: u8) {
+        let ids: Vec<SnapshotId> = self.copies.keys().copied().collect();
+        let (rows, bytes) = self.usage(ids[usize::from(which) % ids.len()]);
+        let (before, referenced) = (self.f().check().history, self.referenced());
+        self.remove(which);
+        self.tidy();
+        assert_eq!(before as u64 - self.f().check().history as u64, rows);
+        assert!(referenced - self.referenced() >= bytes as i64);
     }
 
     fn finish(mut self, order: &[u8]) {
@@ -353,9 +536,11 @@ impl World {
             if self.copies.is_empty() {
                 break;
             }
-            self.remove(*which);
             if which % 2 == 0 {
                 self.tidy();
+                self.remove_as_told(*which);
+            } else {
+                self.remove(*which);
             }
             self.verify();
         }

@@ -397,6 +397,8 @@ fn is_of_snapshots(op: &Op) -> bool {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::SnapshotChanges { .. }
+            | Op::SnapshotUsage { .. }
     )
 }
 

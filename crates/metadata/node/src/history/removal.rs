@@ -39,14 +39,16 @@ pub struct Pass {
     from: Option<Key>,
 }
 
-/// A history row: its snapshot and its value.
-struct Version {
-    at: SnapshotId,
-    value: Box<[u8]>,
+/// A history row.
+pub struct Version {
+    /// Its snapshot.
+    pub at: SnapshotId,
+    /// Its value.
+    pub value: Box<[u8]>,
 }
 
 /// Rows with all their history, and the key after them, if there are more.
-type RowHistories = (Vec<(Key, Vec<Version>)>, Option<Key>);
+pub type RowHistories = (Vec<(Key, Vec<Version>)>, Option<Key>);
 
 /// What a step changes.
 #[derive(Default)]
@@ -83,7 +85,7 @@ impl Pass {
         let list = snapshots.list();
         let live = list.iter().filter(|known| !known.info.removing);
         let live: Vec<SnapshotId> = live.map(|known| known.info.id).collect();
-        let (groups, next) = self.rows(engine)?;
+        let (groups, next) = row_histories(engine, self.from.as_ref(), STEP_ROWS)?;
         let mut changes = Changes::default();
         for (of, versions) in &groups {
             thin_out(engine, (of.borrow(), versions), &live, &mut changes)?;
@@ -101,30 +103,37 @@ impl Pass {
         self.from = next;
         Ok((ends, position))
     }
+}
 
-    /// The next rows with all their history, and the key at which the next step begins.
-    fn rows(&self, engine: &dyn Engine) -> Result<RowHistories, EngineError> {
-        let (mut groups, mut seen, mut next) = (Vec::new(), 0, None);
-        let from = self.from.as_ref().map(Key::borrow);
-        engine.scan_table(Table::History, from, &mut |key, value| {
-            // A key that no row has is for `kestrel fsck`.
-            let Some((of, at)) = decode_history_key(key) else { return ControlFlow::Continue(()) };
-            let same = groups.last().is_some_and(|(last, _): &(Key, _)| last.borrow() == of);
-            if !same && seen >= STEP_ROWS {
-                next = Some(key.to_owned());
-                return ControlFlow::Break(());
-            }
-            if !same {
-                groups.push((of.to_owned(), Vec::new()));
-            }
-            if let Some((_, versions)) = groups.last_mut() {
-                versions.push(Version { at, value: value.into() });
-            }
-            seen += 1;
-            ControlFlow::Continue(())
-        })?;
-        Ok((groups, next))
-    }
+/// The next rows with all their history, from this key on: of so many history rows, or more if they
+/// are all of one row. And the key after them, if there are more.
+///
+/// # Errors
+/// The engine's.
+pub fn row_histories(
+    engine: &dyn Engine,
+    from: Option<&Key>,
+    rows_max: usize,
+) -> Result<RowHistories, EngineError> {
+    let (mut groups, mut seen, mut next) = (Vec::new(), 0, None);
+    engine.scan_table(Table::History, from.map(Key::borrow), &mut |key, value| {
+        // A key that no row has is for `kestrel fsck`.
+        let Some((of, at)) = decode_history_key(key) else { return ControlFlow::Continue(()) };
+        let same = groups.last().is_some_and(|(last, _): &(Key, _)| last.borrow() == of);
+        if !same && seen >= rows_max {
+            next = Some(key.to_owned());
+            return ControlFlow::Break(());
+        }
+        if !same {
+            groups.push((of.to_owned(), Vec::new()));
+        }
+        if let Some((_, versions)) = groups.last_mut() {
+            versions.push(Version { at, value: value.into() });
+        }
+        seen += 1;
+        ControlFlow::Continue(())
+    })?;
+    Ok((groups, next))
 }
 
 /// What becomes of the history of one row.
@@ -180,7 +189,10 @@ fn thin_out(
 
 /// Whether what follows a history row, another one or the present row, says of a row that it was
 /// there at a snapshot.
-fn follows(
+///
+/// # Errors
+/// The engine's.
+pub fn follows(
     engine: &dyn Engine,
     of: KeyRef<'_>,
     next: Option<&Version>,

@@ -17,6 +17,7 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
 use super::dispatch::several;
 use super::reply_thread::PendingReply;
+use super::snapshot_changes::Compared;
 use super::{Durability, Node};
 use crate::ops::{chunks, locate, policy, readdir, usage};
 use crate::owners::MapView;
@@ -164,6 +165,11 @@ impl Node {
             Op::SnapshotList { dir, ancestors } => {
                 self.list_snapshots(&request.creds, (*dir, *ancestors), wait)
             }
+            Op::SnapshotChanges { dir, older, newer, files, limit, after } => {
+                let compared = Compared { dir: *dir, older: *older, newer: *newer, limit: *limit };
+                self.snapshot_changes(&request.creds, &compared, (files, after.as_ref()), wait)
+            }
+            Op::SnapshotUsage { snapshot, after } => self.snapshot_usage(*snapshot, after.as_ref()),
             // A hint, so nothing to wait for: the client asks for what is there.
             Op::Locate { files, after } => {
                 Ok(locate::run(&*self.engine, (files, after.as_ref()), &|_, _| true)?)

@@ -42,10 +42,10 @@ const REPLICA_PART: usize = 16;
 const REPLICA_BYTES_MIN: usize = 1 << 20;
 
 /// Directories above one that are looked at: a path has no more.
-const DEPTH_MAX: usize = 2048;
+pub(super) const DEPTH_MAX: usize = 2048;
 
 const READ_ONLY: FsError = FsError::new(libc::EROFS, "a snapshot cannot be changed");
-const NO_SUCH_SNAPSHOT: FsError = FsError::new(libc::ESTALE, GONE);
+pub(super) const NO_SUCH_SNAPSHOT: FsError = FsError::new(libc::ESTALE, GONE);
 
 /// Nodes that read snapshots.
 pub(super) struct SnapshotNodes {
@@ -153,7 +153,12 @@ fn reads(op: &Op) -> bool {
     match op {
         Op::Open(_, flags) | Op::OpenAt(_, flags) => !flags.write && !flags.truncate,
         Op::Access(_, mask) => mask & libc::W_OK as u32 == 0,
-        Op::AllocObjects(_) | Op::Sync | Op::At(..) | Op::SnapshotList { .. } => false,
+        Op::AllocObjects(_)
+        | Op::Sync
+        | Op::At(..)
+        | Op::SnapshotList { .. }
+        | Op::SnapshotChanges { .. }
+        | Op::SnapshotUsage { .. } => false,
         op => !op.is_numbered(),
     }
 }
@@ -229,7 +234,7 @@ impl Node {
     }
 
     /// Whether a snapshot may be seen: once it is durable, before which nobody was told of it.
-    fn is_shown(&self, known: &Known) -> bool {
+    pub(super) fn is_shown(&self, known: &Known) -> bool {
         known.made_at <= self.engine.durable()
     }
 

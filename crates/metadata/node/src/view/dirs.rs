@@ -297,7 +297,8 @@ impl View<'_> {
         Ok(Self::with_figures(inode, &stat))
     }
 
-    fn with_figures(mut inode: Inode, stat: &DirStat) -> Inode {
+    /// A directory's inode with its figures.
+    pub fn with_figures(mut inode: Inode, stat: &DirStat) -> Inode {
         inode.nlink = u32::try_from(2 + stat.subdirs.max(0)).unwrap_or(u32::MAX);
         inode.size = DIR_SIZE;
         // A share without a time has not changed since the times were set explicitly: those count,
