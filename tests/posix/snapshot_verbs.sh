@@ -280,6 +280,57 @@ refuses "of different directories" 'different directories' "${snap[@]}" diff "$m
     "$mnt/d/.snap/by-volume"
 refuses "without a snapshot" 'give DIR' "${snap[@]}" diff "$mnt/t"
 
+# A diff reads what has changed, whatever else there is.
+mkdir "$mnt/many"
+for dir in $(seq 200); do
+    mkdir "$mnt/many/$dir"
+    (cd "$mnt/many/$dir" && touch 1 2 3)
+done
+mkdir -m 755 "$mnt/many/open" "$mnt/many/x"
+mkdir -p "$mnt/many/x/in/deep"
+echo linked >"$mnt/many/7/first"
+ln "$mnt/many/7/first" "$mnt/many/8/second"
+head -c 3000000 /dev/urandom >"$mnt/many/9/freed"
+sync -f "$mnt/many"
+"${snap[@]}" create "$mnt/many" a >/dev/null
+echo more >>"$mnt/many/8/second"
+mv "$mnt/many/5/1" "$mnt/many/5/renamed"
+mv "$mnt/many/x/in" "$mnt/many/open/in"
+rmdir "$mnt/many/x"
+chmod 750 "$mnt/many/6"
+rm "$mnt/many/9/freed"
+touch "$mnt/many/10/new" && rm "$mnt/many/10/new"
+mkfifo "$mnt/many/11/fifo"
+sync -f "$mnt/many"
+requests() { "$KESTREL" stats --once --json "$mnt" |
+    sed -n 's/.*"metadata_requests_total": *\([0-9]*\).*/\1/p'; }
+expected_many="M${tab}10/
++${tab}11/fifo
+R${tab}5/1${tab}5/renamed
+M${tab}6/
+M${tab}7/first
+M${tab}8/second
+-${tab}9/freed
+R${tab}x/in/${tab}open/in/
+-${tab}x/"
+before=$(requests)
+check "diff of some changes among many names" prints "$expected_many" \
+    "${snap[@]}" diff "$mnt/many" a
+asked=$(($(requests) - before))
+check "and it does not walk ($asked requests)" [ "$asked" -lt 20 ]
+"${snap[@]}" create "$mnt/many" b >/dev/null
+rm -r "$mnt/many/12"
+check "the same between two snapshots" prints "$expected_many" "${snap[@]}" diff "$mnt/many" a b
+check "a tree that is gone" prints "$(printf -- '-\t12/%s\n' '' 1 2 3)" \
+    "${snap[@]}" diff "$mnt/many" b
+check "and back" prints "$(printf '+\t12/%s\n' '' 1 2 3)" bash -c "
+    mkdir '$mnt/none' && '$KESTREL' snapshot create '$mnt/many' c >/dev/null &&
+    '$KESTREL' snapshot diff '$mnt/many' c b"
+check "info tells what removal gives back" prints "True False" field "$mnt/many" a \
+    'one["removal"]["bytes"] >= 3000000, one["removal"]["bytes"] > 4000000'
+check "info tells it to people" bash -c "
+    '$KESTREL' snapshot info '$mnt/many' a | grep -q '^removal *gives back at most'"
+
 # By URL, and with a token that confines.
 if [ -n "$SERVING" ]; then
     url=$(serve_url "$volume")
@@ -287,6 +338,7 @@ if [ -n "$SERVING" ]; then
     check "the mount has it" test -e "$mnt/t/.snap/by-url/same"
     check "list by URL" has "a b by-url" "$url:/t"
     check "diff by URL" prints "$expected" "${snap[@]}" diff "$url:/t" a b
+    check "diff by URL, of many names" prints "$expected_many" "${snap[@]}" diff "$url:/many" a b
     check "remove by URL" "${snap[@]}" remove "$url:/t" by-url
     check "all of the volume by URL" bash -c "'$KESTREL' snapshot list '$url' | grep -q whole"
     (umask 077 && "$KESTREL" token create "$volume" --name viewer --read-only >"$WORK/viewer")

@@ -7,11 +7,13 @@
 //! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
 //! | `snapshots/record.rs` | the record of a schedule |
 //! | `snapshots/keeper.rs` | the thread that keeps schedules |
+//! | `snapshots/changes.rs` | what nodes tell of changes and of the space that a snapshot holds |
 //! | `snapshots/diff.rs`, `trees.rs` | what differs between two moments of a tree |
 //! | `snapshots/content.rs` | which bytes of a file differ |
 
 pub mod answer;
 pub mod calls;
+pub mod changes;
 pub mod content;
 pub mod diff;
 pub mod keeper;

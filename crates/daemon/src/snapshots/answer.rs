@@ -12,6 +12,8 @@
 //! | `schedule` | directory; `set`: text or `null` | `{"schedule": text or null, …}` |
 //! | `page` | `at`, `dir`, `after` | a part of a directory, for `kestrel snapshot diff` |
 //! | `ranges` | `before`, `after`: `at`, `ino`, `dir`, `name` | ranges of a file that differ |
+//! | `changes` | `dir`, `older`, `newer`, `files`, `after` | a page: [`super::changes`] |
+//! | `removal` | `at`, `after` | rows and bytes that removing a snapshot would give back |
 //! | `usage` | `at`, `dir` | files, directories and bytes of the tree |
 //!
 //! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of
@@ -32,10 +34,12 @@ use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::{Value, json};
 
-use super::calls::{SnapshotCalls, creds_of};
+use super::calls::{SnapshotCalls, creds_of, told};
+use super::changes;
 use super::content::{FileAt, changed_ranges};
 use super::record;
 use super::schedule::SnapshotSchedule;
+use super::trees::summary;
 use crate::ask::{path_bytes, path_value};
 use crate::logger::utc;
 
@@ -56,7 +60,7 @@ pub struct SnapshotEndpoint<'a> {
 /// Whether an act changes something.
 pub fn changes(question: &Value) -> bool {
     match question["act"].as_str() {
-        Some("list" | "page" | "ranges" | "usage") => false,
+        Some("list" | "page" | "changes" | "removal" | "ranges" | "usage") => false,
         Some("schedule") => question.get("set").is_some(),
         _ => true,
     }
@@ -90,6 +94,8 @@ impl SnapshotEndpoint<'_> {
             "list" => self.list(&calls, question),
             "schedule" => self.schedule(&calls, dir()?, question),
             "page" => page(&calls, question),
+            "changes" => changes::changes(&calls, question),
+            "removal" => changes::removal(&calls, question),
             "ranges" => ranges(&calls, question),
             "usage" => usage(&calls, question),
             other => Err(format!(
@@ -156,24 +162,7 @@ fn done<T>(_: T) -> Value {
     Value::Null
 }
 
-/// What failed, and which command helps.
-fn told(why: &FsError) -> String {
-    let hint = match why.errno {
-        libc::EEXIST => "; choose another name, `kestrel snapshot list` shows those that are taken",
-        libc::ENOENT => "; `kestrel snapshot list` shows the snapshots that there are",
-        libc::EBUSY => {
-            "; `kestrel snapshot info` shows its tags, `kestrel snapshot release` takes \
-                        one away"
-        }
-        libc::EPERM => "; the directory's owner and root may",
-        _ => "",
-    };
-    // The node's own word goes before ours.
-    let hint = if why.reason.contains('`') || why.reason.contains(';') { "" } else { hint };
-    format!("{}{hint}", why.reason)
-}
-
-/// The same for tags: what is there or not is the tag, or the snapshot.
+/// [`told`] for tags: what is there or not is the tag, or the snapshot.
 fn hold_told(why: &FsError, act: &str) -> String {
     match (why.errno, act) {
         (libc::EEXIST, _) => "a tag of this name holds the snapshot already".into(),
@@ -284,26 +273,6 @@ fn page(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
         .collect();
     let own = own.as_ref().map(summary);
     Ok(json!({ "own": own, "entries": entries, "last": last, "end": end }))
-}
-
-/// What an inode is compared by: see [`super::trees::summary_of`].
-fn summary(inode: &Inode) -> Value {
-    let (size, data_change) = match inode.kind {
-        Kind::Dir => (0, 0),
-        _ => (inode.size, inode.data_change),
-    };
-    json!([
-        inode.mode,
-        inode.uid,
-        inode.gid,
-        inode.rdev,
-        inode.flags.bits(),
-        size,
-        inode.nlink,
-        data_change,
-        inode.mtime,
-        inode.ctime,
-    ])
 }
 
 fn ranges(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {

@@ -188,6 +188,23 @@ fn plain(reply: Reply) -> FsResult<Answer> {
     }
 }
 
+/// What failed, and which command helps.
+pub fn told(why: &FsError) -> String {
+    let hint = match why.errno {
+        libc::EEXIST => "; choose another name, `kestrel snapshot list` shows those that are taken",
+        libc::ENOENT => "; `kestrel snapshot list` shows the snapshots that there are",
+        libc::EBUSY => {
+            "; `kestrel snapshot info` shows its tags, `kestrel snapshot release` takes \
+                        one away"
+        }
+        libc::EPERM => "; the directory's owner and root may",
+        _ => "",
+    };
+    // The node's own word goes before ours.
+    let hint = if why.reason.contains('`') || why.reason.contains(';') { "" } else { hint };
+    format!("{}{hint}", why.reason)
+}
+
 fn unanswered() -> FsError {
     FsError::new(libc::EIO, "the request was dropped without an answer")
 }

@@ -1,13 +1,17 @@
 //! What differs between two moments of a tree.
 //!
-//! **How.** Both trees are walked side by side, from one directory that both have. Directories are
-//! told apart by their inode numbers, entries by (directory, name): what a moved directory holds
-//! has not changed by the move. Entries that only one tree has are matched by inode number at the
-//! end; a pair is a rename.
+//! Directories are told apart by their inode numbers, entries by (directory, name): what a moved
+//! directory holds has not changed by the move. Entries that only one tree has are matched by inode
+//! number at the end; a pair is a rename.
 //!
-//! **No directory is skipped.** An inode's change does not touch the directories above it, so equal
-//! stamps of a directory prove nothing of what is below; even its own entries hold inodes that
-//! change without it. A difference takes time in proportion to the trees, memory in proportion to
+//! **Changes.** [`diff_of_changes`] takes what the node tells of directories that both trees have,
+//! and reads nothing else but what is below directories that only one tree has. It takes time in
+//! proportion to what differs.
+//!
+//! **Walk.** [`diff`] walks both trees side by side, from one directory that both have, where the
+//! node cannot tell. It skips no directory: an inode's change does not touch the directories above
+//! it, so equal stamps of a directory prove nothing of what is below, and even its own entries hold
+//! inodes that change without it. It takes time in proportion to the trees, memory in proportion to
 //! what differs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -118,6 +122,50 @@ pub struct Difference {
     pub ino: InodeId,
 }
 
+/// A directory that both trees have, and those of its names that may have changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChangedListing {
+    /// Its number.
+    pub dir: InodeId,
+    /// Its path in the first tree.
+    pub path_before: Box<[u8]>,
+    /// Its path in the second tree.
+    pub path_after: Box<[u8]>,
+    /// It has another name, or another directory above.
+    pub renamed: bool,
+    /// The directory in the first tree, with the names that may have changed.
+    pub before: DirListing,
+    /// The directory in the second tree, likewise.
+    pub after: DirListing,
+}
+
+/// All differences, sorted by path, where `changed` has all directories of which a name or the
+/// directory itself may have changed, or that were moved, each once. `trees` are asked for what is
+/// below directories that only one of them has.
+///
+/// # Errors
+/// If one of the trees cannot be read.
+pub fn diff_of_changes<T: Trees>(
+    trees: &mut T,
+    changed: &[ChangedListing],
+) -> Result<Vec<Difference>, T::Error> {
+    let dirs = changed.iter().map(|listing| listing.dir);
+    let mut walk = Walk { both: dirs.collect(), ..Walk::default() };
+    for listing in changed {
+        let ChangedListing { dir, path_before, path_after, renamed, before, after } = listing;
+        let pair = Pair {
+            dir: *dir,
+            before: path_before.as_ref().into(),
+            after: path_after.as_ref().into(),
+            renamed: *renamed,
+        };
+        // The directories that it has at both are among the changed ones, if they have changed.
+        walk.compare(&pair, before, after);
+    }
+    walk.compare_rest(trees)?;
+    Ok(walk.finish())
+}
+
 /// All differences, sorted by path.
 ///
 /// # Errors
@@ -153,8 +201,15 @@ struct Loose {
     inode: Option<InodeSummary>,
 }
 
-/// A directory, with its path and its listing.
-type ReadDirs = HashMap<InodeId, (Arc<[u8]>, DirListing)>;
+/// A directory that was read for being below one that only one tree has.
+struct ReadDir {
+    /// The directory above.
+    parent: InodeId,
+    path: Arc<[u8]>,
+    listing: DirListing,
+}
+
+type ReadDirs = HashMap<InodeId, ReadDir>;
 
 #[derive(Default)]
 struct Walk {
@@ -162,8 +217,8 @@ struct Walk {
     gone: Vec<Loose>,
     new: Vec<Loose>,
     changed: Vec<Difference>,
-    /// Directories that were among the pairs, though they were moved.
-    moved: HashSet<InodeId>,
+    /// Directories that both trees have and that are compared as pairs, though they were moved.
+    both: HashSet<InodeId>,
 }
 
 impl Walk {
@@ -234,7 +289,7 @@ impl Walk {
         let (gone, new) = (dirs(&self.gone), dirs(&self.new));
         for (dir, before) in gone {
             if let Some(after) = new.get(&dir)
-                && self.moved.insert(dir)
+                && self.both.insert(dir)
             {
                 self.pairs.push(Pair { dir, before, after: after.clone(), renamed: true });
             }
@@ -247,41 +302,41 @@ impl Walk {
     fn compare_rest<T: Trees>(&mut self, trees: &mut T) -> Result<(), T::Error> {
         let before = self.read_below(trees, Side::Before)?;
         let mut after = self.read_below(trees, Side::After)?;
-        for (dir, (path, listing)) in before {
+        for (dir, old) in before {
             match after.remove(&dir) {
-                Some((path_after, listing_after)) => {
-                    let renamed = path != path_after;
-                    let pair = Pair { dir, before: path, after: path_after, renamed };
+                Some(new) => {
+                    let renamed = old.parent != new.parent || name_of(&old) != name_of(&new);
+                    let pair = Pair { dir, before: old.path, after: new.path, renamed };
                     // The directories that it has at both are among those read.
-                    self.compare(&pair, &listing, &listing_after);
+                    self.compare(&pair, &old.listing, &new.listing);
                 }
                 None => {
-                    let entries = listing.entries.iter();
-                    self.gone.extend(entries.map(|entry| loose_of(dir, &path, entry)));
+                    let entries = old.listing.entries.iter();
+                    self.gone.extend(entries.map(|entry| loose_of(dir, &old.path, entry)));
                 }
             }
         }
-        for (dir, (path, listing)) in after {
-            let entries = listing.entries.iter();
-            self.new.extend(entries.map(|entry| loose_of(dir, &path, entry)));
+        for (dir, new) in after {
+            let entries = new.listing.entries.iter();
+            self.new.extend(entries.map(|entry| loose_of(dir, &new.path, entry)));
         }
         Ok(())
     }
 
     fn read_below<T: Trees>(&self, trees: &mut T, side: Side) -> Result<ReadDirs, T::Error> {
         let loose = if side == Side::Before { &self.gone } else { &self.new };
-        let is_alone = |loose: &&Loose| loose.kind == Kind::Dir && !self.moved.contains(&loose.ino);
-        let mut dirs: Vec<(InodeId, Arc<[u8]>)> = loose
+        let is_alone = |kind: Kind, ino: InodeId| kind == Kind::Dir && !self.both.contains(&ino);
+        let mut dirs: Vec<(InodeId, InodeId, Arc<[u8]>)> = loose
             .iter()
-            .filter(is_alone)
-            .map(|loose| (loose.ino, Arc::from(&*loose.place.path)))
+            .filter(|loose| is_alone(loose.kind, loose.ino))
+            .map(|loose| (loose.ino, loose.place.dir, Arc::from(&*loose.place.path)))
             .collect();
         let mut read = ReadDirs::new();
-        while let Some((dir, path)) = dirs.pop() {
+        while let Some((dir, parent, path)) = dirs.pop() {
             let listing = trees.list(side, dir)?;
-            let below = listing.entries.iter().filter(|entry| entry.kind == Kind::Dir);
-            dirs.extend(below.map(|entry| (entry.ino, join(&path, &entry.name))));
-            read.insert(dir, (path, listing));
+            let below = listing.entries.iter().filter(|entry| is_alone(entry.kind, entry.ino));
+            dirs.extend(below.map(|entry| (entry.ino, dir, join(&path, &entry.name))));
+            read.insert(dir, ReadDir { parent, path, listing });
         }
         Ok(read)
     }
@@ -352,6 +407,11 @@ fn join(dir: &[u8], name: &[u8]) -> Arc<[u8]> {
 
 fn place(dir: InodeId, path: &[u8], entry: &ListedEntry) -> Place {
     Place { path: Box::from(&*join(path, &entry.name)), dir, name: entry.name.clone() }
+}
+
+/// The name of a directory in the one above.
+fn name_of(dir: &ReadDir) -> &[u8] {
+    dir.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 /// The place of a directory itself. Its name is that of its path; nothing looks it up by it.
@@ -565,6 +625,18 @@ mod tests {
                 }
             }
             check_names(&before, &tree, seed);
+            for _ in 0..8 {
+                let inodes: Vec<InodeId> = tree.inodes.keys().copied().collect();
+                let ino = inodes[draw(inodes.len())];
+                let inode = tree.inodes.entry(ino).or_default();
+                match draw(4) {
+                    0 => inode.data_change += 1,
+                    1 => inode.attributes[0] += 1,
+                    2 => inode.mtime += 1,
+                    _ => inode.ctime += 1,
+                }
+            }
+            check_changes(&before, &tree, seed);
         }
     }
 
@@ -592,6 +664,74 @@ mod tests {
         let left = found.iter().filter(|one| one.change == Change::Removed);
         let left: BTreeSet<_> = left.map(|one| one.ino).collect();
         assert!(found.iter().all(|one| one.change != Change::Created || !left.contains(&one.ino)));
+    }
+
+    /// What a node tells of two trees: the directories that both have, with all names that differ
+    /// and, by the bits of `noise`, some more.
+    fn changes(before: &Tree, after: &Tree, noise: u64) -> Vec<ChangedListing> {
+        let places = |tree: &Tree| -> HashMap<InodeId, (InodeId, Vec<u8>)> {
+            let dirs = tree.entries.iter().filter(|(_, (_, kind))| *kind == Kind::Dir);
+            let places = dirs.map(|((dir, name), (ino, _))| (*ino, (*dir, name.clone())));
+            places.chain([(ROOT, (0, Vec::new()))]).collect()
+        };
+        let (olds, news) = (places(before), places(after));
+        let path = |places: &HashMap<InodeId, (InodeId, Vec<u8>)>, mut dir| {
+            let mut path = Vec::new();
+            while dir != ROOT {
+                let (parent, name) = &places[&dir];
+                let slash: &[u8] = if path.is_empty() { b"" } else { b"/" };
+                path = [name, slash, &path].concat();
+                dir = *parent;
+            }
+            path
+        };
+        let mut out = Vec::new();
+        for dir in olds.keys().filter(|dir| news.contains_key(*dir)) {
+            let (mut old, mut new) = (before.list(*dir), after.list(*dir));
+            let is_noise = |name: &[u8]| noise >> (name[1] % 64) & 1 == 1;
+            let same: BTreeSet<_> = old
+                .entries
+                .iter()
+                .filter(|entry| new.entries.contains(entry) && !is_noise(&entry.name))
+                .map(|entry| entry.name.clone())
+                .collect();
+            old.entries.retain(|entry| !same.contains(&entry.name));
+            new.entries.retain(|entry| !same.contains(&entry.name));
+            let renamed = olds[dir] != news[dir];
+            if renamed || old != new || noise >> (dir % 64) & 1 == 1 {
+                out.push(ChangedListing {
+                    dir: *dir,
+                    path_before: path(&olds, *dir).into(),
+                    path_after: path(&news, *dir).into(),
+                    renamed,
+                    before: old,
+                    after: new,
+                });
+            }
+        }
+        out
+    }
+
+    /// Trees of which nothing is read but what only one of them has.
+    struct OnlyOne(Both, HashSet<InodeId>);
+
+    impl Trees for OnlyOne {
+        type Error = String;
+
+        fn list(&mut self, side: Side, dir: InodeId) -> Result<DirListing, String> {
+            assert!(!self.1.contains(&dir), "{dir} is in both trees");
+            self.0.list(side, dir)
+        }
+    }
+
+    /// Changes say the same as a walk through both trees.
+    fn check_changes(before: &Tree, after: &Tree, seed: u64) {
+        let walked = diff(&mut Both(before.clone(), after.clone()), ROOT).unwrap();
+        let both: HashSet<_> = before.dirs().into_iter().collect();
+        let both = after.dirs().into_iter().filter(|dir| both.contains(dir)).collect();
+        let mut trees = OnlyOne(Both(before.clone(), after.clone()), both);
+        let changed = changes(before, after, seed);
+        assert_eq!(diff_of_changes(&mut trees, &changed).unwrap(), walked, "seed {seed}");
     }
 
     /// Ranges that touch are one.

@@ -1,12 +1,19 @@
 //! The two trees of `kestrel snapshot diff`, page by page from the process that answers about
 //! snapshots.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::snapshot::SnapshotId;
+use kestrel_types::snapshot_changes::CHANGED_FILES_MAX;
 use serde_json::{Value, json};
 
-use super::diff::{DirListing, InodeSummary, ListedEntry, Side, Trees};
+use super::diff::{
+    ChangedListing, Difference, DirListing, InodeSummary, ListedEntry, Side, Trees, diff,
+    diff_of_changes,
+};
 use crate::ask::path_bytes;
 
 /// Asks a question about snapshots: [`super::answer`].
@@ -22,6 +29,131 @@ pub struct AskedTrees<'a, E> {
     pub before: Option<SnapshotId>,
     /// The second moment.
     pub after: Option<SnapshotId>,
+}
+
+/// What nodes have told of directories that both trees have.
+#[derive(Default)]
+struct ChangesTold {
+    dirs: BTreeMap<InodeId, ChangedListing>,
+    /// Files with several names: the names are to be asked for.
+    files: Vec<InodeId>,
+}
+
+impl<E> AskedTrees<'_, E> {
+    /// All differences of the tree below `root`, sorted by path.
+    ///
+    /// # Errors
+    /// Those of the questions.
+    pub fn diff(&mut self, root: InodeId) -> Result<Vec<Difference>, E> {
+        if self.before == self.after {
+            return Ok(Vec::new());
+        }
+        match self.changes(root)? {
+            Some(changed) => diff_of_changes(self, &changed),
+            None => diff(self, root),
+        }
+    }
+
+    /// What has changed of directories that both trees have; `None` if the node cannot tell.
+    fn changes(&mut self, root: InodeId) -> Result<Option<Vec<ChangedListing>>, E> {
+        let mut told = ChangesTold::default();
+        if !self.ask_changes(root, &[], &mut told)? {
+            return Ok(None);
+        }
+        let files = std::mem::take(&mut told.files);
+        for some in files.chunks(CHANGED_FILES_MAX) {
+            self.ask_changes(root, some, &mut told)?;
+        }
+        Ok(Some(told.dirs.into_values().collect()))
+    }
+
+    /// Asks for all pages of changes, or of names of these files; whether the node can tell.
+    fn ask_changes(
+        &mut self,
+        root: InodeId,
+        files: &[InodeId],
+        told: &mut ChangesTold,
+    ) -> Result<bool, E> {
+        let moment = |at: Option<SnapshotId>| at.unwrap_or(SnapshotId::MAX);
+        let is_back = moment(self.before) > moment(self.after);
+        let (older, newer) =
+            if is_back { (self.after, self.before) } else { (self.before, self.after) };
+        let mut after = Value::Null;
+        loop {
+            let question = json!({
+                "verb": "snapshot", "act": "changes", "dir": root, "older": older, "newer": newer,
+                "files": files, "after": after,
+            });
+            let page = (self.ask)(&question)?;
+            if page["walk"] == true {
+                return Ok(false);
+            }
+            let damaged = || (self.damaged)("the serving process told changes wrongly");
+            let dirs = page["dirs"].as_array().ok_or_else(damaged)?;
+            for dir in dirs {
+                add_dir(dir, is_back, &mut told.dirs).ok_or_else(damaged)?;
+            }
+            let found = page["files"].as_array().into_iter().flatten();
+            told.files.extend(found.filter_map(Value::as_u64));
+            if page["next"].is_null() {
+                return Ok(true);
+            }
+            after = page["next"].clone();
+        }
+    }
+}
+
+/// Adds a directory of a page to what was told of it before.
+fn add_dir(
+    value: &Value,
+    is_back: bool,
+    dirs: &mut BTreeMap<InodeId, ChangedListing>,
+) -> Option<()> {
+    let dir = value[0].as_u64()?;
+    let (before, after) = if is_back { (2, 1) } else { (1, 2) };
+    let (before, after) = (&value[before], &value[after]);
+    let known = match dirs.entry(dir) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(free) => {
+            let listing = |moment: &Value| {
+                Some(DirListing { own: summary_of(&moment[2])?, entries: Vec::new() })
+            };
+            let (path_before, path_after) = (path_bytes(&before[0])?, path_bytes(&after[0])?);
+            let name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
+            let is_moved = before[1] != after[1];
+            free.insert(ChangedListing {
+                dir,
+                renamed: is_moved || name(&path_before) != name(&path_after),
+                path_before: path_before.into(),
+                path_after: path_after.into(),
+                before: listing(before)?,
+                after: listing(after)?,
+            })
+        }
+    };
+    for name in value[3].as_array()? {
+        let (old, new) = if is_back { (&name[2], &name[1]) } else { (&name[1], &name[2]) };
+        add_entry(&mut known.before.entries, &name[0], old)?;
+        add_entry(&mut known.after.entries, &name[0], new)?;
+    }
+    Some(())
+}
+
+/// Adds what a name stands for, if anything, to entries in the order of their names.
+fn add_entry(entries: &mut Vec<ListedEntry>, name: &Value, told: &Value) -> Option<()> {
+    if told.is_null() {
+        return Some(());
+    }
+    let entry = entry_of(&json!([name, told[0], told[1], told[2]]))?;
+    let entry = match entry.kind {
+        Kind::Dir => ListedEntry { inode: None, ..entry },
+        _ => entry,
+    };
+    match entries.binary_search_by(|known| known.name.cmp(&entry.name)) {
+        Ok(index) => entries[index] = entry,
+        Err(index) => entries.insert(index, entry),
+    }
+    Some(())
 }
 
 impl<E> Trees for AskedTrees<'_, E> {
@@ -61,6 +193,26 @@ fn entry_of(entry: &Value) -> Option<ListedEntry> {
         summary => Some(summary_of(summary)?),
     };
     Some(ListedEntry { name: path_bytes(&entry[0])?.into(), ino: entry[1].as_u64()?, kind, inode })
+}
+
+/// What an inode is compared by: see [`summary_of`].
+pub fn summary(inode: &Inode) -> Value {
+    let (size, data_change) = match inode.kind {
+        Kind::Dir => (0, 0),
+        _ => (inode.size, inode.data_change),
+    };
+    json!([
+        inode.mode,
+        inode.uid,
+        inode.gid,
+        inode.rdev,
+        inode.flags.bits(),
+        size,
+        inode.nlink,
+        data_change,
+        inode.mtime,
+        inode.ctime,
+    ])
 }
 
 /// The summary of an inode in a page: mode, owner, group, device, flags, bytes, names, stamp of the

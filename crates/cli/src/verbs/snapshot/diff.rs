@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use clap::Args;
 use kestrel_daemon::ask::path_value;
 use kestrel_daemon::failure::{ExitStatus, Failure};
-use kestrel_daemon::snapshots::diff::{Change, Difference, Place as Name, diff};
+use kestrel_daemon::snapshots::diff::{Change, Difference, Place as Name};
 use kestrel_daemon::snapshots::trees::AskedTrees;
 use kestrel_types::inode::Kind;
 use kestrel_types::snapshot::SnapshotId;
@@ -30,9 +30,9 @@ use super::{KeyArgs, VERB, dot_snap, find};
 Without TO, the directory as it is now is compared. Each line is + (created), - (removed), M
 (changed) or R (renamed: the same inode has another name), a tab and the path from DIR, sorted by
 path; of R the former path, a tab and the path. With -0 each of them ends in NUL: M and path, R,
-former path and path. Both trees are walked, so it takes time in proportion to their size; memory
-in proportion to what differs. What changes during the walk of the present tree may be told or
-not.")]
+former path and path. Time and memory are in proportion to what has changed in the volume since
+FROM, and to the number of names in directories where names came or went. What changes meanwhile in
+the present tree may be told or not.")]
 pub struct DiffArgs {
     /// The directory and names of one or two snapshots; or paths of one or two snapshots
     #[arg(required = true, num_args = 1..=3, value_name = "DIR")]
@@ -103,7 +103,7 @@ pub fn run(args: &DiffArgs) -> Result<ExitStatus, Failure> {
     let found = {
         let mut ask = |question: &Value| place.ask(question.clone());
         let mut trees = AskedTrees { ask: &mut ask, damaged: &damaged, before, after };
-        diff(&mut trees, root)?
+        trees.diff(root)?
     };
     let mut ranges = Vec::with_capacity(found.len());
     for one in &found {

@@ -73,6 +73,12 @@ pub fn info(one: &Value) -> LabelledLines {
         let (files, dirs) = (count(number("files")), count(number("directories")));
         page.line("tree", format!("{files} files, {dirs} directories, {}", bytes(number("bytes"))));
     }
+    let removal = &one["removal"];
+    if removal.is_object() {
+        let number = |name: &str| removal[name].as_u64().unwrap_or(0);
+        let (most, rows) = (bytes(number("bytes")), count(number("rows")));
+        page.line("removal", format!("gives back at most {most}, {rows} rows of history"));
+    }
     page
 }
 
