@@ -27,7 +27,6 @@ use super::snapshots::{DEPTH_MAX, NO_SUCH_SNAPSHOT};
 use crate::history::at::SnapshotEngine;
 use crate::history::changes::{self, Cursor, Found, Group};
 use crate::history::usage;
-use crate::ops::snapshot::check_alone;
 use crate::ops::{locate, usage as figures};
 use crate::perm::{self, EXEC, READ};
 use crate::stop::{Stop, engine_error};
@@ -35,6 +34,11 @@ use crate::view::{View, decode_dir_id, guard_of};
 
 /// At so many bytes of names and paths a page ends.
 const PAGE_BYTES: usize = 1 << 20;
+
+const SEVERAL_NODES: FsError = FsError::new(
+    libc::EOPNOTSUPP,
+    "no node of a cluster knows all that has changed: walk through both moments",
+);
 
 const BAD_CURSOR: FsError =
     FsError::new(libc::EINVAL, "the listing does not go on there: begin it again");
@@ -87,7 +91,7 @@ impl Node {
         (files, after): (&[InodeId], Option<&HistoryCursor>),
         wait: &mut Position,
     ) -> Reply {
-        check_alone(&self.core)?;
+        self.has_all_rows()?;
         let Compared { dir, older, newer, limit } = *compared;
         if newer.is_some_and(|newer| newer <= older) {
             return Err(FsError::new(libc::EINVAL, "the newer snapshot is not newer").into());
@@ -137,7 +141,7 @@ impl Node {
         snapshot: SnapshotId,
         after: Option<&HistoryCursor>,
     ) -> Reply {
-        check_alone(&self.core)?;
+        self.has_all_rows()?;
         self.need_snapshot(snapshot)?;
         let from = match after {
             None => None,
@@ -145,6 +149,11 @@ impl Node {
         };
         let page = usage::page(&*self.engine, &self.core.snapshots, snapshot, from.as_ref());
         Ok(Answer::SnapshotUsage(page.map_err(engine_error)?))
+    }
+
+    /// Fails if other nodes have a part of the rows.
+    fn has_all_rows(&self) -> FsResult<()> {
+        if self.core.cluster.is_none() { Ok(()) } else { Err(SEVERAL_NODES) }
     }
 
     fn need_snapshot(&self, snapshot: SnapshotId) -> FsResult<()> {
