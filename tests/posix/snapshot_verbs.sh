@@ -191,6 +191,10 @@ check "a schedule reads back in its longest units" prints "1w=2,52w=1" "${snap[@
 check "it is on record" prints "1w=2,52w=1" "${snap[@]}" schedule "$mnt/d"
 check "for programs, too" bash -c "
     '$KESTREL' snapshot schedule '$mnt/d' --json | grep -q '\"schedule\": \"1w=2,52w=1\"'"
+check "as an attribute that the owner sets" bash -c "
+    [ \"\$(getfattr --only-values -n kestrel.snapshot-schedule '$mnt/d')\" = 1w=2,52w=1 ]"
+refuses "the attribute of another user" 'not permitted' as 1001 setfattr \
+    -n kestrel.snapshot-schedule -v 1h=1 "$mnt/d"
 # made PERIOD: how many snapshots there are with names of that period.
 made() {
     names "$mnt/d" | tr ' ' '\n' | grep -c "^auto-$1-2[0-9][0-9][0-9]-" || true

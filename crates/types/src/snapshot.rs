@@ -24,6 +24,9 @@ const REMOVING: u8 = 1;
 /// Flag of a record: [`SnapshotInfo::cutting`].
 const CUTTING: u8 = 2;
 
+/// Name of the extended attribute of a directory that holds the schedule of its snapshots as text.
+pub const SCHEDULE_XATTR: &[u8] = b"kestrel.snapshot-schedule";
+
 /// What the name of a snapshot's record begins with; its number follows in 16 hexadecimal digits.
 pub const RECORD_PREFIX: &[u8] = b"snapshot ";
 

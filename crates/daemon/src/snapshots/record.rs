@@ -1,8 +1,7 @@
 //! The record of a schedule: an extended attribute of the directory.
 //!
-//! Its value is the schedule as text (`1h=24,1d=7`). Only the superuser sets attributes of its
-//! namespace, so no other user's snapshots come and go by it; the serving process sets it for the
-//! directory's owner.
+//! Its value is the schedule as text (`1h=24,1d=7`). Metadata nodes let the directory's owner and
+//! the superuser set it, which are the users that make and remove its snapshots.
 
 use kestrel_client::fs::unexpected;
 use kestrel_engine::{Engine, EngineError};
@@ -11,13 +10,11 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Op, XattrFlags};
+use kestrel_types::snapshot::SCHEDULE_XATTR as ATTRIBUTE;
 use std::ops::ControlFlow;
 
 use super::calls::SnapshotCalls;
 use super::schedule::SnapshotSchedule;
-
-/// Name of the attribute.
-pub const ATTRIBUTE: &[u8] = b"trusted.kestrel.snapshot-schedule";
 
 /// The text on record of a directory, if there is one; `root` asks for the superuser.
 ///

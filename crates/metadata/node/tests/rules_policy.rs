@@ -308,6 +308,40 @@ fn compression_in_answers() {
     f.check();
 }
 
+/// The schedule of snapshots is an attribute of directories, beside the fields of policies: its
+/// owner and the superuser set it, and everybody reads it.
+#[test]
+fn schedule_as_attribute() {
+    const SCHEDULE: &str = "kestrel.snapshot-schedule";
+    let f = fixture();
+    let (owner, other) = (user(5, 5, &[]), user(6, 6, &[]));
+    let dir = f.inode_as(&owner, Op::MkDir(at(1, "d"), 0o700)).ino;
+    let file = in_dir(f.inode(create("d/f")).ino, dir, "f");
+    let key = || Box::from(SCHEDULE.as_bytes());
+    let set = |ino| set_as(SCHEDULE, "1h=24", ino, XattrFlags::default());
+    let errno_as = |who: &Creds, op: Op| errno(&f.node.call(Request { creds: who.clone(), op }));
+    assert_eq!(get(&f, dir, SCHEDULE), Err(libc::ENODATA));
+    assert_eq!(errno_as(&other, set(dir)), libc::EPERM);
+    assert_eq!(errno_as(&owner, set(dir)), 0);
+    assert_eq!(errno_as(&other, Op::RemoveXattr(InodeRef::by_id(dir), key())), libc::EPERM);
+    assert_eq!(errno_as(&other, Op::GetXattr(InodeRef::by_id(dir), key())), 0);
+    assert_eq!(get(&f, dir, SCHEDULE).as_deref(), Ok("1h=24"));
+    assert_eq!(f.errno(compress(dir, Some(Compression::Lz4))), 0);
+    assert_eq!(listed(&f, dir), b"kestrel.compression\0kestrel.snapshot-schedule\0");
+    // It is no policy: nothing is handed down.
+    assert_eq!(
+        get(&f, dir, "kestrel.policy"),
+        Ok(format!("compression=lz4 above=0 inode={dir}\n"))
+    );
+    assert_eq!(f.errno(Op::RemoveXattr(InodeRef::by_id(dir), key())), 0);
+    assert_eq!(f.errno(Op::RemoveXattr(InodeRef::by_id(dir), key())), libc::ENODATA);
+    let text = Box::from(*b"1d=7");
+    let on_file = Op::SetXattr(file.clone(), key(), text, XattrFlags::default());
+    assert_eq!(f.errno(on_file), libc::EOPNOTSUPP);
+    assert_eq!(f.errno(Op::GetXattr(file, key())), libc::ENODATA);
+    f.check();
+}
+
 /// A crash after a policy was acknowledged as durable keeps it, and the mark of the volume.
 #[test]
 fn policies_after_a_crash() {

@@ -5,7 +5,9 @@
 //!   permission by the file's mode; in a sticky directory's own attributes only its owner writes.
 //! - `trusted.*`: the superuser; to others they do not exist (`ENODATA`, `EPERM` to set).
 //! - `security.*`: everybody reads, the superuser sets.
-//! - `kestrel.*`: policies of directories ([`super::policy`]).
+//! - `kestrel.snapshot-schedule`: directories only (else `EOPNOTSUPP`, or `ENODATA` when reading);
+//!   everybody reads, the owner and the superuser set. The process that serves the volume keeps it.
+//! - `kestrel.*` else: policies of directories ([`super::policy`]).
 //! - `system.posix_acl_access`, `system.posix_acl_default`: ACLs ([`super::acl`]).
 //! - Anything else: `EOPNOTSUPP`.
 //!
@@ -21,6 +23,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::perm::CAPABILITY;
 use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrFlags};
+use kestrel_types::snapshot::SCHEDULE_XATTR;
 
 use super::acl::AclKind;
 use super::{acl, policy};
@@ -57,6 +60,12 @@ enum Space {
     User,
     Trusted,
     Security,
+    Schedule,
+}
+
+/// The field of a policy that the name of an attribute means.
+fn policy_field(name: &[u8]) -> Option<&[u8]> {
+    name.strip_prefix(XATTR_PREFIX).filter(|_| name != SCHEDULE_XATTR)
 }
 
 fn space_of(name: &[u8]) -> Run<Space> {
@@ -65,6 +74,9 @@ fn space_of(name: &[u8]) -> Run<Space> {
     }
     if name.contains(&0) {
         return Err(fail(libc::EINVAL, "the name of an extended attribute contains no NUL"));
+    }
+    if name == SCHEDULE_XATTR {
+        return Ok(Space::Schedule);
     }
     let spaces: [(&[u8], Space); 3] =
         [(b"user.", Space::User), (b"trusted.", Space::Trusted), (b"security.", Space::Security)];
@@ -96,6 +108,11 @@ fn check(creds: &Creds, found: &LocatedInode, space: Space, write: bool) -> Run<
         Space::Trusted if creds.uid != 0 => Err(refused),
         Space::Security if write && creds.uid != 0 => Err(refused),
         Space::Trusted | Space::Security => Ok(()),
+        Space::Schedule if !found.is_dir() && write => {
+            Err(fail(libc::EOPNOTSUPP, "only directories have schedules of snapshots"))
+        }
+        Space::Schedule if write && !perm::owns(creds, found.inode.uid) => Err(refused),
+        Space::Schedule => Ok(()),
         Space::User => match found.inode.kind {
             Kind::Dir
                 if write
@@ -118,7 +135,7 @@ fn missing() -> crate::stop::Stop {
 
 /// Runs GetXattr.
 pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
-    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+    if let Some(field) = policy_field(name) {
         return policy::get(view, inode, field);
     }
     if let Some(kind) = AclKind::of(name) {
@@ -181,7 +198,7 @@ pub fn set(
     value: &[u8],
     flags: XattrFlags,
 ) -> Run<Answer> {
-    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+    if let Some(field) = policy_field(name) {
         return policy::set(view, creds, inode, (field, value), flags);
     }
     let attribute = match AclKind::of(name) {
@@ -232,7 +249,7 @@ pub fn set(
 
 /// Runs RemoveXattr.
 pub fn remove(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
-    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+    if let Some(field) = policy_field(name) {
         return policy::remove(view, creds, inode, field);
     }
     if let Some(kind) = AclKind::of(name) {
