@@ -13,7 +13,7 @@ use kestrel_types::request::{Answer, Commit, Creds, NewData, Op, OpenFlags};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::snapshot_changes::{CHANGED_FILES_MAX, HistoryCursor, SnapshotChanges};
 
-fn mkdir(f: &Fixture, base: InodeId, path: &str, mode: u16) -> InodeId {
+fn mkdir(f: &Fixture, base: InodeId, path: &str, mode: u32) -> InodeId {
     f.inode(Op::MkDir(at(base, path), mode)).ino
 }
 

@@ -224,7 +224,7 @@ impl TreeMoment<'_> {
     }
 
     fn check(&self, dir: &Inode) -> Result<(), Outcome> {
-        perm::check(self.creds, guard_of(dir), READ | EXEC).map_err(Stop::without_rows)
+        perm::check(self.creds, &guard_of(dir), READ | EXEC).map_err(Stop::without_rows)
     }
 
     /// The directory above, the name in it, and the inode without figures.
