@@ -140,6 +140,9 @@ suites+=(
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
     "nodes-acls 600 $nodes env ACL_OPS=600 tests/posix/acls.sh"
+    "nodes-cuts 900 tests/cluster/snapshots.sh"
+    "nodes-snapshots 600 $nodes tests/posix/snapshots.sh"
+    "nodes-snapshot-verbs 600 $nodes tests/posix/snapshot_verbs.sh"
     "nodes-policies 300 $nodes tests/posix/policies.sh"
     "nodes-access-times 600 $nodes tests/posix/access_times.sh"
     "nodes-handles 300 $nodes NAMES=${NAMES:-$(size 2000 17000)} tests/posix/handles.sh"
@@ -171,6 +174,7 @@ suites+=(
     "ha-faults 600 tests/ha/faults.sh ${HA_SECONDS:-60}"
     "ha-partitions 600 tests/ha/partitions.sh"
     "pg-nodes-semantics 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 tests/posix/semantics.sh"
+    "pg-nodes-snapshots 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 tests/posix/snapshots.sh"
     "pg-nodes-compare 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 COMPARE_OPS=${PG_COMPARE_OPS:-1000} COMPARE_SEEDS=1 tests/posix/compare.sh"
 )
 for script in tests/programs/*.sh; do
@@ -179,7 +183,7 @@ done
 # Suites that only run another suite on another kind of volume, without a case of their own, where
 # other suites of CI have the same calls and the same kind of volume (s3-pjdfstest: pjdfstest and
 # s3-compare). They run when they are named or with KESTREL_NIGHTLY=1.
-at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
+at_night=(s3-pjdfstest pg-nodes-snapshots nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

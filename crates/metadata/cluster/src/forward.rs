@@ -1,5 +1,5 @@
-//! Requests about snapshots of a member's own process: its schedules, and people at its machine. The
-//! member that leads snapshots executes them on behalf of the process.
+//! Requests about snapshots of a member's own process: its schedules, and people at its machine.
+//! The member that leads snapshots executes them on behalf of the process.
 //!
 //! A client's session goes to the leader by itself ([`crate::Requester::Session`]). A member's own
 //! process has no session, so its member sends the request on, again and again until it has the
@@ -118,7 +118,7 @@ impl ClusterNode {
 
 /// The leader did not answer in time.
 pub(super) fn unknown() -> FsError {
-    let text = "metadata: the node that leads snapshots did not answer in time; whether it did what \
-                it was asked for `kestrel snapshot list` shows";
+    let text = "metadata: the node that leads snapshots did not answer in time; whether it has \
+                done this `kestrel snapshot list` shows";
     FsError::new(libc::ETIMEDOUT, text)
 }
