@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Snapshots: the time that one takes, what live ones cost other operations, a second walk, removal.
+"""Snapshots: the time that one takes, what live ones cost other operations, diff, a second walk,
+removal.
 
 - Time of a snapshot of a directory with few and with many files.
+- Time of `kestrel snapshot diff` of two snapshots of the same files with 100 changes between them,
+  from the start of the command to its end.
 - Create, stat, overwrite, rename and unlink of files with 0, 1 and 100 live snapshots: time, and
   processor time of the process that has the volume, for each operation, beside the null FUSE file
   system and the local one. Each file is changed for the first time since the newest snapshot, which
@@ -32,6 +35,10 @@ RATIO_MAX = 1.3
 # A snapshot of many files may take so much longer than one of few: all is noise.
 SNAPSHOT_RATIO_MAX = 3
 ENDED = 600
+# What differs between two snapshots that are compared, and how long that may take, in microseconds.
+CHANGES = 100
+DIFF_MAX_US = 100_000
+DIFF_ROUNDS = 5
 
 
 def fill(top, count):
@@ -161,8 +168,45 @@ def costs(scratch, count, rounds):
     return rows
 
 
+def change_some(top, count):
+    """CHANGES changes of four kinds, spread over all directories."""
+    for number in range(CHANGES):
+        file = number * count // CHANGES
+        path = f"{top}/d{file // DIRECTORY_FILES}/f{file}"
+        kind = number % 4
+        if kind == 0:
+            overwrite(path)
+        elif kind == 1:
+            os.rename(path, f"{path}-renamed")
+        elif kind == 2:
+            os.unlink(path)
+        else:
+            os.close(os.open(f"{path}-new", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+def diff(top, count):
+    """How long a comparison of two snapshots of so many files takes."""
+    os.mkdir(f"{top}/.snap/before")
+    change_some(top, count)
+    os.mkdir(f"{top}/.snap/after")
+    taken = []
+    for _ in range(DIFF_ROUNDS):
+        begun = time.perf_counter()
+        found = run(KESTREL, "snapshot", "diff", top, "before", "after").splitlines()
+        taken.append(time.perf_counter() - begun)
+        assert len(found) == CHANGES, f"{len(found)} differences are told, of {CHANGES}"
+    return {
+        "side": "kestrel",
+        "what": "diff",
+        "files": count,
+        "changes": CHANGES,
+        "us": statistics.median(taken) * 1e6,
+        "worst_us": max(taken) * 1e6,
+    }
+
+
 def times(scratch, sizes):
-    """How long it takes to make a snapshot of directories of these sizes."""
+    """How long it takes to make a snapshot of directories of these sizes, and to compare two."""
     rows = []
     for count in sizes:
         with on(Volume, scratch) as volume:
@@ -175,6 +219,7 @@ def times(scratch, sizes):
                 begun = time.perf_counter()
                 os.mkdir(f"{top}/.snap/s{number}")
                 taken.append(time.perf_counter() - begun)
+            compared = diff(top, count)
         rows.append(
             {
                 "side": "kestrel",
@@ -184,6 +229,7 @@ def times(scratch, sizes):
                 "worst_us": max(taken) * 1e6,
             }
         )
+        rows.append(compared)
     return rows
 
 
@@ -309,6 +355,14 @@ def judge(rows):
             f"a snapshot of {snapshots[-1]['files']} files: at most {SNAPSHOT_RATIO_MAX} times one "
             f"of {snapshots[0]['files']} ({ratio:.2f})",
             ratio <= SNAPSHOT_RATIO_MAX,
+        )
+    )
+    compared = [row for row in rows if row["what"] == "diff"][-1]
+    judged.append(
+        (
+            f"diff of {CHANGES} changes among {compared['files']} files: at most "
+            f"{DIFF_MAX_US // 1000} ms ({compared['us'] / 1000:.0f})",
+            compared["us"] <= DIFF_MAX_US,
         )
     )
     again = next(row for row in rows if row["what"] == "second walk")

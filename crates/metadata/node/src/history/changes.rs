@@ -6,8 +6,8 @@
 //! - *Names that A has* and that have changed or gone are those of the history rows of table
 //!   `entry` from A on, below B.
 //! - *Names that only B has* are as many as the directory has entries more at B than at A, and as
-//!   have gone. Only where that is not zero, the directory is read at B, for inodes that changed
-//!   after A. Its figures leave history whenever a name comes or goes; so does a name that goes.
+//!   have gone. Only where that is not zero, the directory is read, for inodes that changed after A:
+//!   among its rows of now, and among its names with history from B on. Its figures leave history whenever a name comes or goes; so does a name that goes.
 //! - *Directories* that were moved leave history in table `dirid`, and those with other times in
 //!   table `dirstat`.
 //! - *Files with several names* leave history in table `link`, under their numbers. No row leads
@@ -205,33 +205,85 @@ pub fn groups(
     Ok((groups, cursor))
 }
 
-/// Names of a directory at a moment that it may not have had at `older`; and the name behind which
-/// to go on, if there are more.
+/// Names of a directory at `newer`, or now, that it may not have had at `older`; and the name
+/// behind which to go on, if there are more.
 ///
 /// # Errors
 /// The engine's.
 pub fn grown(
     engine: &dyn Engine,
+    snapshots: &KnownSnapshots,
     (dir, after): (InodeId, Option<&Name>),
-    older: SnapshotId,
+    (older, newer): (SnapshotId, Option<SnapshotId>),
     limit: usize,
 ) -> Result<(Vec<Name>, Option<Name>), EngineError> {
-    let (mut names, mut seen, mut next) = (Vec::new(), 0, None);
+    let (mut names, mut seen, mut last) = (Vec::new(), 0, None);
     let names_max = limit.clamp(1, PAGE_NAMES);
+    let is_new = |change: u64| change > older && newer.is_none_or(|newer| change <= newer);
+    // Before history: a row that changes in between has left some by then.
     engine.scan(Table::Entry, dir, after.map(Name::as_bytes), &mut |name, row, _| {
         let Ok(name) = Name::new(name) else { return ControlFlow::Continue(()) };
         seen += 1;
-        let is_new = Inode::peek_change(row).is_some_and(|change| change > older);
+        let is_full = seen >= names_max * GROWN_ROWS;
+        let is_new = Inode::peek_change(row).is_some_and(is_new);
         if is_new {
             names.push(name.clone());
         }
-        if seen < names_max * GROWN_ROWS && names.len() < names_max {
+        if !is_full && names.len() < names_max {
             return ControlFlow::Continue(());
         }
-        next = Some(name);
+        last = Some(name);
         ControlFlow::Break(())
     })?;
-    Ok((names, next))
+    if let Some(newer) = newer {
+        let (known, cut) = changed_after(engine, snapshots, (dir, after), newer, names_max)?;
+        names.extend(known);
+        last = [last, cut].into_iter().flatten().min();
+        names.retain(|name| last.as_ref().is_none_or(|last| name <= last));
+        names.sort_unstable();
+        names.dedup();
+    }
+    Ok((names, last))
+}
+
+/// Names of a directory of which a row has changed after a snapshot; and the last one, if there are
+/// more.
+fn changed_after(
+    engine: &dyn Engine,
+    snapshots: &KnownSnapshots,
+    (dir, after): (InodeId, Option<&Name>),
+    at: SnapshotId,
+    names_max: usize,
+) -> Result<(Vec<Name>, Option<Name>), EngineError> {
+    let from = match after {
+        None => vec![Table::Entry as u8],
+        Some(after) => [&history_prefix(Table::Entry, after.as_bytes())[..], &[0xff; 8]].concat(),
+    };
+    let (mut names, mut seen, mut last): (Vec<Name>, usize, Option<Name>) = Default::default();
+    let mut is_cut = false;
+    let _gate = snapshots.gate.read();
+    engine.scan(Table::History, dir, Some(&from), &mut |suffix, _, _| {
+        let Some((of, version)) = decode_history_key(KeyRef::new(Table::History, dir, suffix))
+        else {
+            return ControlFlow::Continue(());
+        };
+        if of.table != Table::Entry {
+            return ControlFlow::Break(());
+        }
+        let Ok(name) = Name::new(of.suffix) else { return ControlFlow::Continue(()) };
+        seen += 1;
+        let is_other = last.as_ref() != Some(&name);
+        if is_other && (seen > names_max * NAME_ROWS || names.len() >= names_max) {
+            is_cut = true;
+            return ControlFlow::Break(());
+        }
+        if version >= at && names.last() != Some(&name) {
+            names.push(name.clone());
+        }
+        last = Some(name);
+        ControlFlow::Continue(())
+    })?;
+    Ok((names, last.filter(|_| is_cut)))
 }
 
 /// What names of a directory stand for at a moment, without content; of a directory without its

@@ -26,6 +26,7 @@ use super::Node;
 use super::snapshots::{DEPTH_MAX, NO_SUCH_SNAPSHOT};
 use crate::history::at::SnapshotEngine;
 use crate::history::changes::{self, Cursor, Found, Group};
+use crate::history::known::KnownSnapshots;
 use crate::history::usage;
 use crate::ops::{locate, usage as figures};
 use crate::perm::{self, EXEC, READ};
@@ -74,8 +75,10 @@ struct TreeMoment<'a> {
 struct ChangesPage<'a> {
     older: TreeMoment<'a>,
     newer: TreeMoment<'a>,
-    /// The older moment.
-    at: SnapshotId,
+    /// The rows of now.
+    present: &'a dyn Engine,
+    snapshots: &'a KnownSnapshots,
+    moments: (SnapshotId, Option<SnapshotId>),
     limit: usize,
     told: SnapshotChanges,
     bytes: usize,
@@ -107,7 +110,9 @@ impl Node {
         let mut page = ChangesPage {
             older: tree(then(older)),
             newer: tree(newer.map_or_else(|| self.engine.clone(), then)),
-            at: older,
+            present: &*self.engine,
+            snapshots: &self.core.snapshots,
+            moments: (older, newer),
             limit,
             told: SnapshotChanges::default(),
             bytes: 0,
@@ -381,7 +386,8 @@ impl ChangesPage<'_> {
 
     /// Adds names that are new in a directory, from a name on; whether there are no more.
     fn add_grown(&mut self, dir: InodeId, after: Option<&Name>) -> Result<bool, Outcome> {
-        let grown = changes::grown(&*self.newer.engine, (dir, after), self.at, self.limit);
+        let grown =
+            changes::grown(self.present, self.snapshots, (dir, after), self.moments, self.limit);
         let (names, next) = grown.map_err(engine_error)?;
         let is_end = next.is_none();
         self.told.next = next.map(|name| Cursor::Grown(dir, name).encode());
