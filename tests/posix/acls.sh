@@ -61,7 +61,7 @@ check "setfacl --restore" eval '(cd "$tree" && getfacl -R -n . >"$WORK/acls" &&
     setfacl -R -b . && [ "$(getfacl -R -n . | grep -c :1001:)" = 0 ] &&
     setfacl --restore="$WORK/acls") && of "$tree" | diff "$WORK/before" -'
 
-if [ -z "$LOCAL" ] && [ "$NODES" = 1 ]; then
+if [ -z "$LOCAL" ]; then
     mkdir "$mnt/.snap/acls"
     setfacl -R -b "$tree"
     past=$mnt/.snap/acls/tree
