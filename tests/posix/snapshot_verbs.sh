@@ -331,7 +331,10 @@ before=$(requests)
 check "diff of some changes among many names" prints "$expected_many" \
     "${snap[@]}" diff "$mnt/many" a
 asked=$(($(requests) - before))
-check "and it does not walk ($asked requests)" [ "$asked" -lt 20 ]
+# Of several nodes none knows all that has changed: there it walks.
+if [ "${KESTREL_NODES:-1}" = 1 ]; then
+    check "and it does not walk ($asked requests)" [ "$asked" -lt 20 ]
+fi
 "${snap[@]}" create "$mnt/many" b >/dev/null
 rm -r "$mnt/many/12"
 check "the same between two snapshots" prints "$expected_many" "${snap[@]}" diff "$mnt/many" a b
@@ -340,10 +343,14 @@ check "a tree that is gone" prints "$(printf -- '-\t12/%s\n' '' 1 2 3)" \
 check "and back" prints "$(printf '+\t12/%s\n' '' 1 2 3)" bash -c "
     mkdir '$mnt/none' && '$KESTREL' snapshot create '$mnt/many' c >/dev/null &&
     '$KESTREL' snapshot diff '$mnt/many' c b"
-check "info tells what removal gives back" prints "True False" field "$mnt/many" a \
-    'one["removal"]["bytes"] >= 3000000, one["removal"]["bytes"] > 4000000'
-check "info tells it to people" bash -c "
-    '$KESTREL' snapshot info '$mnt/many' a | grep -q '^removal *gives back at most'"
+if [ "${KESTREL_NODES:-1}" = 1 ]; then
+    check "info tells what removal gives back" prints "True False" field "$mnt/many" a \
+        'one["removal"]["bytes"] >= 3000000, one["removal"]["bytes"] > 4000000'
+    check "info tells it to people" bash -c "
+        '$KESTREL' snapshot info '$mnt/many' a | grep -q '^removal *gives back at most'"
+else
+    check "info tells nothing of removal" prints None field "$mnt/many" a 'one["removal"]'
+fi
 
 # By URL, and with a token that confines.
 if [ -n "$SERVING" ]; then
