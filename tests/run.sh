@@ -183,7 +183,8 @@ done
 # Suites that only run another suite on another kind of volume, without a case of their own, where
 # other suites of CI have the same calls and the same kind of volume (s3-pjdfstest: pjdfstest and
 # s3-compare). They run when they are named or with KESTREL_NIGHTLY=1.
-at_night=(s3-pjdfstest pg-nodes-snapshots nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
+at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
+at_night+=(pg-nodes-snapshots)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

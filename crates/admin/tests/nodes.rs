@@ -453,8 +453,8 @@ fn snapshots(node: &Node) -> Vec<SnapshotInfo> {
     }
 }
 
-/// A dump with snapshots goes to several nodes and back: each snapshot reads as before, and what its
-/// history refers to is counted where the history is.
+/// A dump with snapshots goes to several nodes and back: each snapshot reads as before, and what
+/// its history refers to is counted where the history is.
 #[test]
 fn snapshots_to_several_nodes_and_back() {
     let mut compared = 0;
