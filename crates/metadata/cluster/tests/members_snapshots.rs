@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kestrel_cluster::{Message, Requester};
 use kestrel_engine::{BatchKind, Mutation};
+use kestrel_meta::worker::{HandedBack, ReplySink};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{
@@ -346,4 +347,35 @@ fn snapshots_for_own_process() {
             assert_eq!(found.iter().map(|info| info.id).collect::<Vec<_>>(), expected);
         }
     }
+}
+
+/// Hears whether a request has ended, however.
+#[derive(Default)]
+struct Ended(Mutex<usize>);
+
+impl ReplySink for Ended {
+    fn complete(&self, _: usize, _: Reply) {
+        *self.0.lock() += 1;
+    }
+
+    fn hand_back(&self, _: usize, _: HandedBack) {
+        *self.0.lock() += 1;
+    }
+}
+
+/// A request that comes while a member holds all workers of the node that reads a snapshot is served
+/// when the member lets go of them.
+#[test]
+fn request_while_workers_are_held() {
+    let mut cluster = Cluster::new(3);
+    let id = snapshot(&mut cluster, 1, b"s");
+    let reader = cluster.members[&1].node().node_at(id).unwrap();
+    let ended = Arc::new(Ended::default());
+    let sink: Arc<dyn ReplySink> = ended.clone();
+    let request = Request { creds: Creds::root(), op: Op::Lookup(at("a1")) };
+    let quiet = reader.quiesce();
+    reader.submit_numbered(std::iter::once((0, request, None)), &sink);
+    assert_eq!(*ended.0.lock(), 0);
+    drop(quiet);
+    assert_eq!(*ended.0.lock(), 1);
 }

@@ -397,10 +397,11 @@ impl Node {
     }
 
     /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits
-    /// for [`Node::drive_due`].
+    /// for [`Node::drive_due`]. A node that reads a snapshot serves it at the end: no member drives
+    /// it, and its replies only wake threads.
     pub(super) fn hold_quietly(&self) -> AllWorkers<'_> {
         let mut held = self.hold_all();
-        held.serves = false;
+        held.serves = self.core.is_snapshot;
         held
     }
 
