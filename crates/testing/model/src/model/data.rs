@@ -220,11 +220,11 @@ impl Model {
                 self.node(inode.ino)?.xattrs.get(&**name).cloned().map(Some).ok_or(libc::ENODATA)
             }
             Op::SetXattr(inode, name, value, flags) => {
-                self.node(inode.ino)?;
                 if acl::is_acl(name) {
                     self.set_acl(creds, inode.ino, (name, value), *flags)?;
                     return Ok(None);
                 }
+                self.node(inode.ino)?;
                 self.xattr_check(creds, inode.ino, name, true)?;
                 let node = self.node_mut(inode.ino);
                 match node.xattrs.contains_key(&**name) {
