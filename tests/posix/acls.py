@@ -295,7 +295,7 @@ def named_users_and_groups(d, other):
 
 @rule
 def directories_on_a_path(d, other):
-    """The ACL of a directory decides who passes through it, at once at both mounts."""
+    """The ACL of a directory decides which users pass through it, at once at both mounts."""
     os.makedirs(f"{d}/x/y/z")
     make_file(f"{d}/x/y/z/f", 0o644)
     for place in (d, other, d, other):

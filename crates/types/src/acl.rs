@@ -76,7 +76,7 @@ pub struct Acl {
     pub named: Box<[Named]>,
 }
 
-/// What an access ACL says besides the mode, whose bits of the group are its mask.
+/// What an access ACL says besides the mode. The mode's bits of the group are its mask.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessAcl {
     /// Permissions of the group, before the mask.
@@ -88,7 +88,7 @@ pub struct AccessAcl {
 /// The ACLs of an inode. At least one of them is there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Acls {
-    /// Who may do what.
+    /// Which caller may do what.
     pub access: Option<AccessAcl>,
     /// Of a directory: what is made in it inherits this.
     pub default: Option<Acl>,

@@ -107,7 +107,7 @@ impl ModelInode {
         self.xattrs.insert(ACCESS.to_vec(), value(&entries));
     }
 
-    /// The permissions that a caller who is neither owner nor superuser has by the access ACL, if
+    /// Whether the access ACL grants what a caller that is neither owner nor superuser wants, if
     /// there is one that counts.
     pub(super) fn acl_grants(&self, creds: &Creds, want: u16) -> Option<bool> {
         if self.mode & 0o070 == 0 {
