@@ -145,13 +145,14 @@ fn check_free(core: &Core, dir: InodeId, name: &Name) -> Run<()> {
     }
 }
 
-/// Fails unless the caller owns the directory.
+/// Fails unless the caller owns the directory. The dentry says so: a row of a busy directory would
+/// have to be locked, of several nodes.
 fn check_owner(view: &mut View<'_>, creds: &Creds, dir: InodeId) -> Run<()> {
     let link = view.link_cell(dir);
-    match view.dir_record(dir) {
-        Ok(found) if perm::owns(creds, found.inode.uid) => Ok(()),
+    match view.dir(dir) {
+        Ok(found) if perm::owns(creds, found.guard.uid) => Ok(()),
         Ok(_) => Err(fail(libc::EPERM, "the directory is another user's")),
-        Err(Stop::Fail(why)) if why.errno == libc::ESTALE => match view.link(link)? {
+        Err(Stop::Fail(why)) if why.errno == libc::ENOENT => match view.link(link)? {
             Some(_) => Err(fail(libc::ENOTDIR, "only directories have snapshots")),
             None => Err(fail(libc::ENOENT, "no such directory")),
         },
