@@ -158,9 +158,9 @@ pub enum Message {
     },
     /// Answers.
     Voted(TxnId, Vote),
-    /// How it ended: with its changes, or without any. A member that has no record of this snapshot,
-    /// the newest one that the leader keeps rows for (0: none), has not been cut for it yet, and
-    /// makes no changes that were decided after the leader was.
+    /// How it ended: with its changes, or without any. A member that has no record of this
+    /// snapshot, the newest one that the leader keeps rows for (0: none), has not been cut for it
+    /// yet, and makes no changes that were decided after the leader was.
     Decide(TxnId, bool, SnapshotId),
     /// The changes are made and durable.
     Decided(TxnId),

@@ -7,16 +7,17 @@
 //! | `snapshots/member.rs` | what every member does for that, and with records |
 //! | `snapshots/records.rs` | the leader has all members have the records, and ends removals |
 //!
-//! One member leads all that is done with snapshots ([`PlacementMap::snapshot_leader`]). Its records
-//! are what there is. A *cut* makes a snapshot, one at a time:
+//! One member leads all that is done with snapshots ([`PlacementMap::snapshot_leader`]). Its
+//! records are what there is. A *cut* makes a snapshot, one at a time:
 //!
 //! 1. **Stop.** A member that is stopped hands back what changes something, and decides no
 //!    transaction that it leads. It goes on reading, lending, agreeing, and applying what others
 //!    decided. When all that it had decided is applied everywhere it answers with its newest
 //!    timestamp.
-//! 2. **The number.** When all have answered, nothing changes anywhere, and nothing that was decided
-//!    is unapplied: this is the instant. The snapshot's number T is above every timestamp that they
-//!    named. The leader is cut first, so its record says from now on that T may be known elsewhere.
+//! 2. **The number.** When all have answered, nothing changes anywhere, and nothing that was
+//!    decided is unapplied: this is the instant. The snapshot's number T is above every timestamp
+//!    that they named. The leader is cut first, so its record says from now on that T may be known
+//!    elsewhere.
 //! 3. **Make.** Each other member writes the record, knows T from then on with every worker's state
 //!    held, has timestamps above T, and goes on.
 //! 4. **Done.** When all records are durable, one batch of the leader takes the mark `cutting` away
@@ -30,9 +31,9 @@
 //! members had applied it at the instant. If it decided after its cut, Decide names T, and a member
 //! that has not been cut does not apply it yet.
 //!
-//! **Timestamps.** What was committed before the cut has timestamps below T. A transaction that ran
-//! before the cut and was decided after it may have a lower one than T: the layer that keeps history
-//! notes that its rows were not there ([`kestrel_meta::history`]).
+//! **Timestamps.** What was committed before the cut has timestamps below T. A transaction that
+//! ran before the cut and was decided after it may have a lower one than T: the layer that keeps
+//! history notes that its rows were not there ([`kestrel_meta::history`]).
 //!
 //! **Failures.** A member that hears of no cut in [`STOP_MAX`] goes on, and declines it from then
 //! on; so does one that has started again. Then the attempt has failed: the leader marks the record
@@ -97,7 +98,7 @@ pub(super) struct Snapshots {
     stop: Option<Stop>,
     /// What the leader said last that it heeded.
     heeded: SnapshotOrder,
-    /// Requests whose transactions wait to be decided.
+    /// Requests that wait to be decided, as transactions.
     undecided: BTreeSet<u64>,
     /// When history is cleared again after a failure.
     clear_due: Nanos,

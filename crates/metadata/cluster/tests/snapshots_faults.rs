@@ -251,8 +251,8 @@ fn run(seed: u64, fault: Fault, lost: u64) -> Result<usize, String> {
     Ok(cuts.len())
 }
 
-/// Each snapshot is a prefix of what happened: of each writer a prefix of its changes, with all that
-/// was acknowledged before it was asked for and nothing that began after it was acknowledged;
+/// Each snapshot is a prefix of what happened: of each writer a prefix of its changes, with all
+/// that was acknowledged before it was asked for and nothing that began after it was acknowledged;
 /// renames wholly or not at all.
 #[test]
 fn snapshots_among_writers() {

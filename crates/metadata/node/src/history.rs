@@ -216,10 +216,10 @@ fn booked(
     Ok(rows)
 }
 
-/// Commits rows that get another owner, or have got one: to `below`, the engine under the layer, so
-/// that nothing is noted as a change of a row. What rows of table `history` refer to is counted here
-/// from now on, or not any more; `due` makes the row by which an object is looked at that may have
-/// lost its last reference.
+/// Commits rows that get another owner, or have got one: to `below`, the engine under the layer,
+/// so that nothing is noted as a change of a row. What rows of table `history` refer to is counted
+/// here from now on, or not any more; `due` makes the row by which an object is looked at that may
+/// have lost its last reference.
 ///
 /// # Errors
 /// The engine's: nothing has happened.

@@ -10,7 +10,7 @@
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
 //! | `history` | the owner of the row that it is about |
-//! | share 63 of a node in `objstat`, which counts what its history refers to | that node, for ever |
+//! | share 63 of a node in `objstat`: references of its history | that node, for ever |
 //! | `reap` | the node that wrote it |
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
 //! | `txn` | its node |

@@ -53,8 +53,8 @@ pub enum Stop {
     /// It changes a share of this directory that other nodes were told of: run it when they do not
     /// rely on that any more.
     Leased(InodeId),
-    /// It changes something, and nothing changes at present because a snapshot is being made: run it
-    /// when it is.
+    /// It changes something, and nothing changes at present because a snapshot is being made: run
+    /// it when that is over.
     Stopped,
     /// It makes a snapshot of several nodes, and nothing is in the way of that.
     Cut,

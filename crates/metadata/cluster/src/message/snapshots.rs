@@ -27,7 +27,8 @@ pub enum SnapshotMessage {
         /// Its newest timestamp.
         stamp: u64,
     },
-    /// The cut: the receiver keeps rows for this snapshot, and goes on. Answered by Cut or Declined.
+    /// The cut: the receiver keeps rows for this snapshot, and goes on. Answered by Made or
+    /// Declined.
     Make {
         /// As told by Stop.
         order: SnapshotOrder,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_cluster::{Envelope, Message};
+use kestrel_cluster::Envelope;
 use kestrel_engine::Engine;
 use kestrel_meta::history::at::SnapshotEngine;
 use kestrel_types::clock::SECOND;
@@ -109,7 +109,7 @@ impl Cluster {
         let mut tree = Tree::default();
         for (id, member) in &self.members {
             let table = member.node().cluster().unwrap().table();
-            if table.is_idle() {
+            if table.is_idle() || table.has_left() {
                 continue;
             }
             let own = |table_of: Table, id: u64, suffix: &[u8]| table.owns(table_of, id, suffix);
@@ -213,9 +213,4 @@ impl Cluster {
             }
         }
     }
-}
-
-/// Whether a message is about snapshots.
-pub fn is_about_snapshots(message: &Message) -> bool {
-    matches!(message, Message::Snapshot(_))
 }
