@@ -44,6 +44,11 @@ pub const POINTS: &[&str] = &[
     "snapshot.remove.step",
     "snapshot.remove.before-end",
     "snapshot.remove.ended",
+    "cut.stopped",
+    "cut.before-record",
+    "cut.recorded",
+    "cut.before-end",
+    "cut.ended",
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);
