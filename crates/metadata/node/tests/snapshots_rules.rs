@@ -5,12 +5,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Fixture, at, config, name, user};
+use common::{Fixture, at, config, errno, name, user};
 use kestrel_engine::Engine;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::node::Node;
+use kestrel_meta::node::{Durability, Node, NodeConfig, Replies};
 use kestrel_types::KeyRef;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
@@ -19,9 +20,10 @@ use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr,
+    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
 };
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use parking_lot::Mutex;
 
 fn mkdir(f: &Fixture, base: InodeId, path: &str) -> InodeId {
     f.inode(Op::MkDir(at(base, path), 0o755)).ino
@@ -86,6 +88,45 @@ fn tidy(f: &Fixture) {
 
 fn history_rows(f: &Fixture) -> usize {
     f.check().history
+}
+
+/// An answer that says that a snapshot has been removed waits until that is durable: a loss of
+/// power before that would bring the snapshot back.
+#[test]
+fn answers_after_an_unsynced_removal() {
+    let commit =
+        NodeConfig { durability: Durability::Commit, replies: Replies::Inline, ..config(2) };
+    let f = Fixture::with_engine(commit, MemoryEngine::new(SyncWhen::Told));
+    let submit = |op: Op| {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        let done = Box::new(move |reply| *filled.lock() = Some(reply));
+        f.node.submit(Request { creds: Creds::root(), op }, done);
+        slot
+    };
+    let made = submit(create(ROOT, "s"));
+    assert_eq!(*made.lock(), None);
+    f.engine.sync().unwrap();
+    let Some(Ok(Answer::Snapshots(made))) = made.lock().take() else { panic!("not made") };
+    let removed = submit(remove(ROOT, "s"));
+    let (s, t) = (name("s"), name("t"));
+    let answers: Vec<_> = [
+        Op::SnapshotList { dir: None, ancestors: false },
+        Op::SnapshotList { dir: Some(ROOT), ancestors: false },
+        at_snapshot(made[0].id, Op::GetAttr(InodeRef::by_id(ROOT))),
+        remove(ROOT, "s"),
+        Op::SnapshotRename { dir: ROOT, from: s.clone(), to: t.clone() },
+        Op::SnapshotHold { dir: ROOT, name: s, tag: t, hold: true },
+    ]
+    .into_iter()
+    .map(|op| (format!("{op:?}"), submit(op)))
+    .collect();
+    for (op, answer) in &answers {
+        assert_eq!(*answer.lock(), None, "{op}");
+    }
+    f.engine.sync().unwrap();
+    assert_eq!(*removed.lock(), Some(Ok(Answer::Done)));
+    assert!(answers.iter().all(|(_, answer)| answer.lock().is_some()));
 }
 
 /// Names that a snapshot may not have, directories that are none, and users that do not own them.
@@ -259,13 +300,18 @@ fn snapshots_and_power_loss() {
     assert_eq!(entries(&f.node, snapshot, ROOT).unwrap(), ["f"]);
 
     let f = Fixture::with_engine(config(2), MemoryEngine::new(SyncWhen::Told));
-    let (send, answer) = std::sync::mpsc::channel();
-    let request = Request { creds: Creds::root(), op: create(ROOT, "s") };
-    f.node.submit(request, Box::new(move |reply| send.send(reply).unwrap()));
-    assert!(answer.try_recv().is_err() && list(&f, None, false).is_empty());
-    assert_eq!(f.errno(create(ROOT, "s")), libc::EEXIST);
+    let submit = || {
+        let (send, answer) = std::sync::mpsc::channel();
+        let request = Request { creds: Creds::root(), op: create(ROOT, "s") };
+        f.node.submit(request, Box::new(move |reply| send.send(errno(&reply)).unwrap()));
+        answer
+    };
+    let (first, second) = (submit(), submit());
+    assert!(first.try_recv().is_err() && list(&f, None, false).is_empty());
+    // The refusal would be wrong if the snapshot went with the power.
+    assert!(second.try_recv().is_err());
     f.engine.sync().unwrap();
-    assert!(answer.recv().unwrap().is_ok());
+    assert_eq!((first.recv().unwrap(), second.recv().unwrap()), (0, libc::EEXIST));
     assert_eq!(list(&f, None, false).len(), 1);
 }
 

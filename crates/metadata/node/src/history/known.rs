@@ -30,6 +30,8 @@ type List = Arc<Vec<Arc<Known>>>;
 pub struct KnownSnapshots {
     /// The newest one that is not being removed; 0 if there is none.
     newest: AtomicU64,
+    /// Position of the last batch that changed a record.
+    changed_at: AtomicU64,
     list: RwLock<List>,
     /// How many are being removed.
     removed: AtomicUsize,
@@ -67,6 +69,7 @@ impl KnownSnapshots {
             None => {
                 let known = Self {
                     newest: AtomicU64::new(0),
+                    changed_at: AtomicU64::new(0),
                     list: RwLock::default(),
                     removed: AtomicUsize::new(0),
                     share,
@@ -154,8 +157,15 @@ impl KnownSnapshots {
         list.iter().rev().take_while(|known| known.info.id > id).any(|known| known.info.removing)
     }
 
+    /// The position that an answer waits for which tells what snapshots there are: until then a
+    /// loss of power may undo the last change.
+    pub fn changed_at(&self) -> Position {
+        self.changed_at.load(Ordering::Acquire)
+    }
+
     /// A record was committed at this position: one that is new, or has changed.
     pub fn put(&self, info: SnapshotInfo, position: Position) {
+        self.changed_at.fetch_max(position, Ordering::AcqRel);
         let mut list = self.list().to_vec();
         match list.binary_search_by_key(&info.id, |known| known.info.id) {
             Ok(index) => {
@@ -167,8 +177,9 @@ impl KnownSnapshots {
         self.set(list);
     }
 
-    /// Records were deleted.
-    pub fn forget(&self, ids: &[SnapshotId]) {
+    /// Records were deleted, at this position.
+    pub fn forget(&self, ids: &[SnapshotId], position: Position) {
+        self.changed_at.fetch_max(position, Ordering::AcqRel);
         let mut list = self.list().to_vec();
         list.retain(|known| !ids.contains(&known.info.id));
         self.set(list);

@@ -63,7 +63,11 @@ impl Node {
         let mut wait = 0;
         let reply = match &request.op {
             Op::At(snapshot, op) => match self.at_snapshot(&request.creds, *snapshot, op) {
-                Some(reply) => reply,
+                Some(reply) => {
+                    // That there is no such snapshot may be undone by a loss of power.
+                    wait = if reply.is_err() { self.core.snapshots.changed_at() } else { 0 };
+                    reply
+                }
                 None => return hand_back(request, sink, NotAloneReason::Away),
             },
             _ => self.answer(&request, &mut wait),

@@ -56,7 +56,7 @@ impl Node {
         self.committed_at(position);
         records.iter().for_each(|info| known.put(info.clone(), position));
         if !gone.is_empty() {
-            known.forget(dropped);
+            known.forget(dropped, position);
             self.snapshot_nodes.forget(dropped);
         }
         Ok(position)

@@ -310,6 +310,7 @@ impl Node {
         wait: &mut Position,
     ) -> Reply {
         let list = self.core.snapshots.list();
+        *wait = self.core.snapshots.changed_at();
         let shown = list.iter().filter(|known| self.is_listed(known));
         let Some(dir) = dir else {
             if creds.uid != 0 {
@@ -485,7 +486,7 @@ impl Node {
         let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
         crash::point("snapshot.remove.ended");
         self.committed_at(position);
-        self.core.snapshots.forget(going);
+        self.core.snapshots.forget(going, position);
         Ok(())
     }
 

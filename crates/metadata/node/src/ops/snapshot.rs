@@ -117,9 +117,10 @@ pub fn hold(
 }
 
 /// What all changes of snapshots begin with. One of them a batch: each sees what those before it
-/// have done, and has a timestamp of its own.
-fn begin(view: &View<'_>) -> Run<()> {
+/// have done, and has a timestamp of its own. A refusal, too, tells what snapshots there are.
+fn begin(view: &mut View<'_>) -> Run<()> {
     view.need_exclusive()?;
+    view.wait = view.wait.max(view.core.snapshots.changed_at());
     // The next leader of snapshots knows what this one had on record when it was frozen.
     let hands_over = |table: &MapView| {
         let next = table.leaving.as_ref().and_then(|next| next.snapshot_leader());
