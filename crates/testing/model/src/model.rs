@@ -7,20 +7,27 @@
 //! | `acl` | POSIX ACLs |
 //! | `attr` | permissions and attributes |
 //! | `data` | file contents and extended attributes |
+//! | `policies` | what directories hand down, and what that forbids |
+//! | `snapshots` | snapshots: copies of the whole tree, and what is read from them |
 
 mod acl;
 mod attr;
 mod data;
 mod names;
 mod oracle;
+mod policies;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::inode::{InodeFlags, Kind};
+use kestrel_types::policy::Policy;
 use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, Outcome, Reply};
+
+pub use snapshots::ModelSnapshot;
 
 /// [`code`] of a request with an outcome that depends on groups that the client must look up.
 pub const NEED_GROUPS: i32 = -1;
@@ -107,6 +114,8 @@ pub struct ModelInode {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Set by chattr.
     pub flags: InodeFlags,
+    /// Of a directory: what it says itself of policies.
+    pub policy: Policy,
     /// It was given another name once: its record may lie apart from its names.
     pub linked: bool,
     /// It has no name and may be given one.
@@ -129,6 +138,10 @@ impl ModelInode {
 pub struct Model {
     /// Files and directories by number.
     pub nodes: BTreeMap<u64, Arc<ModelInode>>,
+    /// Snapshots in the order in which they were made.
+    pub snapshots: Vec<ModelSnapshot>,
+    /// `nodes` are those of a snapshot, which is being read.
+    in_past: bool,
     /// The time.
     pub now: Nanos,
     /// Times of replies are compared; else they may be any.
@@ -150,7 +163,14 @@ const EXEC: u16 = 1;
 impl Model {
     /// An empty file system with a root that every user may write to.
     pub fn new(now: Nanos) -> Self {
-        let mut model = Self { nodes: BTreeMap::new(), now, times: true, unseen: 0 };
+        let mut model = Self {
+            nodes: BTreeMap::new(),
+            snapshots: Vec::new(),
+            in_past: false,
+            now,
+            times: true,
+            unseen: 0,
+        };
         let mut root = model.fresh(Kind::Dir, 0o777, 0, 0, 1);
         root.parent = 1;
         model.nodes.insert(1, Arc::new(root));
@@ -181,6 +201,7 @@ impl Model {
             data_change: 0,
             xattrs: BTreeMap::new(),
             flags: InodeFlags::default(),
+            policy: Policy::default(),
             linked: false,
             linkable: false,
             opens: 0,
@@ -210,26 +231,32 @@ impl Model {
         }
     }
 
-    /// A reply shows that what was made unheard has this number.
+    /// A reply shows that what was made unheard has this number, now and in snapshots.
     fn bind(&mut self, unseen: u64, seen: u64) {
-        let Some(node) = self.nodes.remove(&unseen) else { return };
-        self.nodes.insert(seen, node);
-        let within: Vec<u64> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.kind == Kind::Dir)
-            .map(|(dir, _)| *dir)
-            .collect();
-        for dir in within {
-            let node = &self.nodes[&dir];
-            if node.parent == unseen || node.children.values().any(|child| *child == unseen) {
-                let node = self.node_mut(dir);
-                node.parent = if node.parent == unseen { seen } else { node.parent };
-                node.children
-                    .values_mut()
-                    .filter(|child| **child == unseen)
-                    .for_each(|child| *child = seen);
-            }
+        rename_inode(&mut self.nodes, unseen, seen);
+        for snapshot in &mut self.snapshots {
+            snapshot.rename_inode(unseen, seen);
+        }
+    }
+
+    /// Whether an inode has this number, or has had it in a snapshot.
+    fn has_number(&self, ino: u64) -> bool {
+        self.nodes.contains_key(&ino) || self.snapshots.iter().any(|past| past.has_number(ino))
+    }
+}
+
+/// Gives an inode another number, wherever it is named.
+fn rename_inode(nodes: &mut BTreeMap<u64, Arc<ModelInode>>, unseen: u64, seen: u64) {
+    let Some(node) = nodes.remove(&unseen) else { return };
+    nodes.insert(seen, node);
+    for node in nodes.values_mut().filter(|node| node.kind == Kind::Dir) {
+        if node.parent == unseen || node.children.values().any(|child| *child == unseen) {
+            let node = Arc::make_mut(node);
+            node.parent = if node.parent == unseen { seen } else { node.parent };
+            node.children
+                .values_mut()
+                .filter(|child| **child == unseen)
+                .for_each(|child| *child = seen);
         }
     }
 }

@@ -3,9 +3,10 @@
 //! them, so chmod and inheritance change both.
 
 use kestrel_types::inode::{InodeFlags, Kind};
+use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Creds, XattrFlags};
 
-use super::{Model, ModelInode, Run};
+use super::{MaybeReply, Model, ModelInode, Run};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -178,8 +179,16 @@ impl Model {
         node.xattrs.get(name).cloned().ok_or(libc::ENODATA)
     }
 
-    pub(super) fn remove_acl(&mut self, creds: &Creds, ino: u64, name: &[u8]) -> Run<()> {
+    pub(super) fn remove_acl(
+        &mut self,
+        creds: &Creds,
+        file: &InodeRef,
+        name: &[u8],
+        reply: MaybeReply<'_>,
+    ) -> Run<()> {
+        let ino = file.ino;
         self.check_acl_change(creds, ino, false)?;
+        self.inode_changes(file, reply)?;
         let now = self.now;
         let node = self.node_mut(ino);
         if node.xattrs.remove(name).is_some() {
@@ -191,12 +200,14 @@ impl Model {
     pub(super) fn set_acl(
         &mut self,
         creds: &Creds,
-        ino: u64,
+        file: &InodeRef,
         (name, bytes): (&[u8], &[u8]),
         flags: XattrFlags,
+        reply: MaybeReply<'_>,
     ) -> Run<()> {
-        let entries = parse(bytes)?;
+        let (ino, entries) = (file.ino, parse(bytes)?);
         self.check_acl_change(creds, ino, name == DEFAULT && !entries.is_empty())?;
+        self.inode_changes(file, reply)?;
         let is_set = self.node(ino)?.xattrs.contains_key(name);
         match is_set {
             true if flags.create => return Err(libc::EEXIST),

@@ -1,6 +1,7 @@
 //! The model's permissions and attributes.
 
 use kestrel_types::inode::{InodeFlags, Kind};
+use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Accessed, Creds, OpenFlags, SetAttr, SetTime};
 
 use super::{EXEC, MaybeReply, Model, READ, Run, WRITE};
@@ -33,6 +34,18 @@ impl Model {
         if bits & want == want { Ok(()) } else { Err(libc::EACCES) }
     }
 
+    /// Fails as `changes` does, if an open is for a change. Directories and symbolic links cannot
+    /// be opened for one anyway.
+    pub(super) fn may_open(
+        &self,
+        ino: u64,
+        flags: &OpenFlags,
+        changes: impl FnOnce(&Self) -> Run<()>,
+    ) -> Run<()> {
+        let opens = !matches!(self.node(ino)?.kind, Kind::Dir | Kind::Symlink);
+        if opens && (flags.write || flags.truncate) { changes(self) } else { Ok(()) }
+    }
+
     pub(super) fn open(
         &mut self,
         creds: &Creds,
@@ -59,7 +72,7 @@ impl Model {
                 self.kill_suid(creds, ino);
             }
         }
-        if self.node(ino)?.kind != Kind::Dir {
+        if self.node(ino)?.kind != Kind::Dir && !self.in_past {
             self.node_mut(ino).opens += 1;
         }
         Ok(ino)
@@ -72,7 +85,14 @@ impl Model {
         if stays { Err(libc::EPERM) } else { Ok(()) }
     }
 
-    pub(super) fn set_flags(&mut self, creds: &Creds, ino: u64, flags: InodeFlags) -> Run<()> {
+    pub(super) fn set_flags(
+        &mut self,
+        creds: &Creds,
+        file: &InodeRef,
+        flags: InodeFlags,
+        reply: MaybeReply<'_>,
+    ) -> Run<()> {
+        let ino = file.ino;
         let node = self.node(ino)?;
         let changed = node.flags.difference(flags);
         if ![0, node.uid].contains(&creds.uid) {
@@ -87,6 +107,7 @@ impl Model {
         if node.flags.only(flags).has(InodeFlags::IMMUTABLE) && changed != InodeFlags::default() {
             return Err(libc::EPERM);
         }
+        self.inode_changes(file, reply)?;
         let now = self.now;
         let node = self.node_mut(ino);
         (node.flags, node.ctime) = (flags, now);
@@ -122,10 +143,11 @@ impl Model {
     pub(super) fn setattr(
         &mut self,
         creds: &Creds,
-        ino: u64,
+        file: &InodeRef,
         set: &SetAttr,
         reply: MaybeReply<'_>,
     ) -> Run<()> {
+        let ino = file.ino;
         let node = self.node(ino)?.clone();
         let past = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
         let ids = set.uid.is_some() || set.gid.is_some();
@@ -168,6 +190,7 @@ impl Model {
                 _ => return Err(libc::EPERM),
             }
         }
+        self.inode_changes(file, reply)?;
         if let Some(size) = set.size {
             self.truncate(ino, size, reply)?;
         }

@@ -2,7 +2,8 @@
 
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
-use kestrel_types::request::{Commit, Creds, NewData, Op};
+use kestrel_types::policy::XATTR_PREFIX;
+use kestrel_types::request::{Commit, Creds, NewData, Op, XattrFlags};
 
 use super::acl;
 use super::{Byte, CONFLICT, Layout, MaybeReply, Model, READ, Run, WRITE};
@@ -67,6 +68,7 @@ impl Model {
         if node.flags.has(InodeFlags::IMMUTABLE) {
             return Err(libc::EPERM);
         }
+        self.inode_changes(&commit.inode, reply)?;
         if node.data_change != commit.base {
             return Err(CONFLICT);
         }
@@ -151,6 +153,7 @@ impl Model {
         if target.flags.has(InodeFlags::IMMUTABLE) {
             return Err(libc::EPERM);
         }
+        self.inode_changes(to, reply)?;
         if source.kind != Kind::File || target.kind != Kind::File {
             return Err(libc::EINVAL);
         }
@@ -205,7 +208,35 @@ impl Model {
         }
     }
 
-    pub(super) fn xattr(&mut self, creds: &Creds, op: &Op) -> Run<Option<Vec<u8>>> {
+    /// The attributes by which policies are seen and set; `None`: it is about another one.
+    fn policy_xattr(&mut self, creds: &Creds, op: &Op) -> Option<Run<Option<Vec<u8>>>> {
+        let (Op::GetXattr(inode, name)
+        | Op::SetXattr(inode, name, ..)
+        | Op::RemoveXattr(inode, name)) = op
+        else {
+            return None;
+        };
+        let (ino, field) = (inode.ino, name.strip_prefix(XATTR_PREFIX)?);
+        Some(match op {
+            Op::SetXattr(_, _, value, flags) => {
+                self.set_policy(creds, ino, (field, Some(value)), *flags).map(|()| None)
+            }
+            Op::RemoveXattr(..) => {
+                self.set_policy(creds, ino, (field, None), XattrFlags::default()).map(|()| None)
+            }
+            _ => self.get_policy(ino, field).map(Some),
+        })
+    }
+
+    pub(super) fn xattr(
+        &mut self,
+        creds: &Creds,
+        op: &Op,
+        reply: MaybeReply<'_>,
+    ) -> Run<Option<Vec<u8>>> {
+        if let Some(done) = self.policy_xattr(creds, op) {
+            return done;
+        }
         let now = self.now;
         match op {
             Op::GetXattr(inode, name) => {
@@ -221,11 +252,12 @@ impl Model {
             }
             Op::SetXattr(inode, name, value, flags) => {
                 if acl::is_acl(name) {
-                    self.set_acl(creds, inode.ino, (name, value), *flags)?;
+                    self.set_acl(creds, inode, (name, value), *flags, reply)?;
                     return Ok(None);
                 }
                 self.node(inode.ino)?;
                 self.xattr_check(creds, inode.ino, name, true)?;
+                self.inode_changes(inode, reply)?;
                 let node = self.node_mut(inode.ino);
                 match node.xattrs.contains_key(&**name) {
                     true if flags.create => return Err(libc::EEXIST),
@@ -239,10 +271,11 @@ impl Model {
             Op::RemoveXattr(inode, name) => {
                 self.node(inode.ino)?;
                 if acl::is_acl(name) {
-                    self.remove_acl(creds, inode.ino, name)?;
+                    self.remove_acl(creds, inode, name, reply)?;
                     return Ok(None);
                 }
                 self.xattr_check(creds, inode.ino, name, true)?;
+                self.inode_changes(inode, reply)?;
                 let node = self.node_mut(inode.ino);
                 node.xattrs.remove(&**name).ok_or(libc::ENODATA)?;
                 node.ctime = now;
@@ -251,14 +284,18 @@ impl Model {
             Op::ListXattr(inode) => {
                 let node = self.node(inode.ino)?;
                 let mut names = Vec::new();
-                let mut keys: Vec<&Vec<u8>> = node.xattrs.keys().collect();
-                keys.sort_by_key(|name| !acl::is_acl(name));
-                for name in keys.into_iter().filter(|name| {
-                    **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted."))
-                }) {
+                let mut list = |name: &Vec<u8>| {
                     names.extend_from_slice(name);
                     names.push(0);
-                }
+                };
+                let (acls, others): (Vec<_>, Vec<_>) =
+                    node.xattrs.keys().partition(|name| acl::is_acl(name));
+                acls.into_iter().for_each(&mut list);
+                self.policy_names(inode.ino).iter().for_each(&mut list);
+                let is_listed = |name: &&Vec<u8>| {
+                    **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted."))
+                };
+                others.into_iter().filter(is_listed).for_each(list);
                 Ok(Some(names))
             }
             _ => unreachable!(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kestrel_types::inode::{InodeFlags, Kind};
-use kestrel_types::name::PathRef;
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::perm::split_umask;
 use kestrel_types::request::{Creds, RenameFlags};
 
@@ -67,6 +67,7 @@ impl Model {
         let (dir, there) = self.walk(creds, path)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
+        self.names_change(dir)?;
         if self.node(ino)?.kind == Kind::Dir {
             return Err(libc::EISDIR);
         }
@@ -85,6 +86,7 @@ impl Model {
         let (dir, there) = self.walk(creds, path)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
+        self.names_change(dir)?;
         let node = self.node(ino)?;
         if node.kind != Kind::Dir {
             return Err(libc::ENOTDIR);
@@ -162,6 +164,8 @@ impl Model {
                 self.allowed(creds, target.unwrap(), WRITE)?;
             }
         }
+        self.names_change(a)?;
+        self.names_change(b)?;
         if let Some(target) = target.filter(|target| !exchange && is_dir(*target))
             && replaced.is_some_and(|replaced| replaced != target)
         {
@@ -204,7 +208,14 @@ impl Model {
         Ok((a, b))
     }
 
-    pub(super) fn link(&mut self, creds: &Creds, ino: u64, path: &PathRef) -> Run<()> {
+    pub(super) fn link(
+        &mut self,
+        creds: &Creds,
+        file: &InodeRef,
+        path: &PathRef,
+        reply: MaybeReply<'_>,
+    ) -> Run<()> {
+        let ino = file.ino;
         self.node(ino)?;
         let (dir, there) = self.walk(creds, path)?;
         if there.is_some() {
@@ -220,8 +231,10 @@ impl Model {
                 return Err(libc::EPERM);
             }
         }
+        self.names_change(dir)?;
         self.allowed(creds, dir, WRITE | EXEC)?;
         self.changeable(ino)?;
+        self.inode_changes(file, reply)?;
         let node = self.node(ino)?;
         if node.kind == Kind::Dir {
             return Err(libc::EPERM);
@@ -286,6 +299,7 @@ impl Model {
         if there.is_some() {
             return Err(libc::EEXIST);
         }
+        self.names_change(dir)?;
         self.allowed(creds, dir, WRITE | EXEC)?;
         if matches!(kind, Kind::Char | Kind::Block) && creds.uid != 0 {
             return Err(libc::EPERM);

@@ -6,8 +6,9 @@ use std::ops::RangeInclusive;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
-use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
+use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply, Usage};
 
+use super::policies::without_numbers;
 use super::{
     Byte, EXEC, Layout, MISFIT, MaybeReply, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code,
 };
@@ -21,6 +22,9 @@ impl Model {
         let got = code(reply);
         if got == NEED_GROUPS && creds.groups.is_none() {
             return Ok(());
+        }
+        if let Op::At(snapshot, op) = op {
+            return self.judge_at(creds, (*snapshot, op), reply);
         }
         match (self.apply(creds, op, Some(reply)), reply) {
             (Ok(shown), Ok(answer)) => self.compare(shown, answer),
@@ -43,10 +47,12 @@ impl Model {
                 Answer::Entry { parent, inode }
                 | Answer::Opened { parent: Some(parent), inode, .. },
             ) => {
-                if self.show(dir, *parent) != *parent {
+                let dir = self.show(dir, *parent);
+                if dir != *parent {
                     return Err(format!("expected it in directory {dir}, got {parent}"));
                 }
                 let ino = self.show(ino, inode.ino);
+                self.may_tell(Some(dir), ino, inode)?;
                 self.same(ino, inode)
             }
             (Shown::Moved(a, b), Answer::Renamed { from, to, .. }) => {
@@ -63,9 +69,23 @@ impl Model {
                 Answer::Inode(inode) | Answer::Opened { inode, parent: None, .. },
             ) => {
                 let ino = self.show(ino, inode.ino);
+                self.may_tell(None, ino, inode)?;
                 self.same(ino, inode)
             }
             (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
+            (Shown::PolicyText(text), Answer::Bytes(real)) if **real == text => Ok(()),
+            (Shown::PolicyText(text), Answer::Bytes(real))
+                if self.has_unseen() && without_numbers(&text) == without_numbers(real) =>
+            {
+                Ok(())
+            }
+            (Shown::Snapshots(shown), Answer::Snapshots(real)) => self.same_snapshots(&shown, real),
+            (Shown::Usage(usage, true), Answer::Usage(real)) if usage == *real => Ok(()),
+            (Shown::Usage(usage, false), Answer::Usage(real))
+                if (usage.files, usage.dirs) == (real.files, real.dirs) =>
+            {
+                Ok(())
+            }
             (Shown::Removed(ino), Answer::Removed(real))
                 if self.show(ino, real.ino) == real.ino =>
             {
@@ -88,12 +108,17 @@ impl Model {
     }
 
     /// The number that the model has for what a reply calls `seen`, now that it has been shown.
-    fn show(&mut self, ino: u64, seen: u64) -> u64 {
-        if ino < UNSEEN || self.nodes.contains_key(&seen) {
+    pub(super) fn show(&mut self, ino: u64, seen: u64) -> u64 {
+        if ino < UNSEEN || self.has_number(seen) {
             return ino;
         }
         self.bind(ino, seen);
         seen
+    }
+
+    /// Whether there are directories with a number that no reply has shown.
+    fn has_unseen(&self) -> bool {
+        self.nodes.range(UNSEEN..).any(|(_, node)| node.kind == Kind::Dir)
     }
 
     fn listed(
@@ -165,6 +190,17 @@ impl Model {
         if node.kind != Kind::File {
             return Ok(());
         }
+        let is_same_content = match &real.data {
+            Data::Inline(bytes) => {
+                let bytes = bytes.iter().map(|byte| Byte::Inline(*byte));
+                node.bytes.iter().map(|(at, byte)| (*at, *byte)).eq((0..).zip(bytes))
+            }
+            Data::Packed { visible, .. } => node.bytes.len() == *visible as usize,
+            Data::None | Data::Chunked => true,
+        };
+        if !is_same_content {
+            return Err(format!("expected content {:?}, got {real:?}", node.bytes));
+        }
         if layout != node.layout || ![0, real.data_change].contains(&node.data_change) {
             return Err(format!("expected {:?} {}, got {real:?}", node.layout, node.data_change));
         }
@@ -235,18 +271,24 @@ impl Model {
                 Shown::Inode(inode.ino)
             }
             Op::SetAttr(inode, set) => {
-                self.setattr(creds, inode.ino, set, reply)?;
+                self.setattr(creds, inode, set, reply)?;
                 Shown::Inode(inode.ino)
             }
             Op::SetFlags(inode, flags) => {
-                self.set_flags(creds, inode.ino, *flags)?;
+                self.set_flags(creds, inode, *flags, reply)?;
                 Shown::Inode(inode.ino)
             }
             Op::Accessed(inode, accessed) => {
-                self.accessed(inode.ino, *accessed)?;
+                self.node(inode.ino)?;
+                if self.inode_changes(inode, reply).is_ok() {
+                    self.accessed(inode.ino, *accessed)?;
+                }
                 Shown::Nothing
             }
             Op::Access(inode, mask) => {
+                if *mask as u16 & WRITE != 0 {
+                    self.inode_changes(inode, reply)?;
+                }
                 self.allowed(creds, inode.ino, (*mask & 7) as u16)?;
                 Shown::Nothing
             }
@@ -268,19 +310,26 @@ impl Model {
                         Kind::Symlink => return Err(libc::ELOOP),
                         _ => {}
                     }
+                    self.may_open(ino, flags, |model| model.names_change(dir))?;
                     return Ok(Shown::Entry(dir, self.open(creds, ino, flags, reply)?));
                 }
                 let ino = self.add(creds, path, Kind::File, *mode, reply)?;
                 self.node_mut(ino).opens = 1;
                 Shown::Entry(dir, ino)
             }
-            Op::Open(inode, flags) => Shown::Inode(self.open(creds, inode.ino, flags, reply)?),
+            Op::Open(inode, flags) => {
+                self.may_open(inode.ino, flags, |model| model.inode_changes(inode, reply))?;
+                Shown::Inode(self.open(creds, inode.ino, flags, reply)?)
+            }
             Op::OpenAt(path, flags) => {
                 let (dir, there) = self.walk(creds, path)?;
-                Shown::Entry(dir, self.open(creds, there.ok_or(libc::ENOENT)?, flags, reply)?)
+                let ino = there.ok_or(libc::ENOENT)?;
+                self.may_open(ino, flags, |model| model.names_change(dir))?;
+                Shown::Entry(dir, self.open(creds, ino, flags, reply)?)
             }
             Op::TmpFile { dir, mode, exclusive } => {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
+                self.names_change(*dir)?;
                 self.allowed(creds, *dir, WRITE | EXEC)?;
                 let ino = self.make(creds, *dir, Kind::File, *mode, reply)?;
                 let node = self.node_mut(ino);
@@ -319,7 +368,7 @@ impl Model {
                 Shown::Moved(from, to)
             }
             Op::Link(inode, path) => {
-                self.link(creds, inode.ino, path)?;
+                self.link(creds, inode, path, reply)?;
                 self.entry(creds, path, inode.ino)?
             }
             Op::ReadDir { dir, check, .. } => {
@@ -358,11 +407,33 @@ impl Model {
                 Shown::Chunks(*ino, *first, *last)
             }
             Op::Clone { .. } => Shown::Inode(self.clone_range(creds, op, reply)?),
+            Op::GetXattr(inode, name) if &**name == b"kestrel.policy" => {
+                Shown::PolicyText(self.get_policy(inode.ino, b"policy")?)
+            }
             Op::GetXattr(..) | Op::SetXattr(..) | Op::RemoveXattr(..) | Op::ListXattr(_) => {
-                match self.xattr(creds, op)? {
+                match self.xattr(creds, op, reply)? {
                     Some(bytes) => Shown::Bytes(bytes),
                     None => Shown::Nothing,
                 }
+            }
+            Op::SnapshotCreate { dir, name } => self.make_snapshot(creds, *dir, name, reply)?,
+            Op::SnapshotRename { dir, from, to } => {
+                self.rename_snapshot(creds, (*dir, from), to)?;
+                Shown::Nothing
+            }
+            Op::SnapshotRemove { dir, name } => {
+                self.remove_snapshot(creds, *dir, name)?;
+                Shown::Nothing
+            }
+            Op::SnapshotHold { dir, name, tag, hold } => {
+                self.hold_snapshot(creds, (*dir, name), tag, *hold)?;
+                Shown::Nothing
+            }
+            Op::SnapshotList { dir, ancestors } => self.list_snapshots(creds, *dir, *ancestors)?,
+            // Of the present tree it is not one moment's.
+            Op::TreeUsage(dir) if self.in_past => {
+                let (usage, is_known) = self.usage_of(*dir)?;
+                Shown::Usage(usage, is_known)
             }
             _ => Shown::Nothing,
         })
@@ -371,7 +442,7 @@ impl Model {
 
 /// What a request shows.
 #[derive(Debug)]
-enum Shown {
+pub(super) enum Shown {
     Nothing,
     Inode(u64),
     /// The directory, and what lies there.
@@ -380,6 +451,12 @@ enum Shown {
     Moved(u64, u64),
     Removed(u64),
     Bytes(Vec<u8>),
+    /// The effective policy of a directory.
+    PolicyText(Vec<u8>),
+    /// Snapshots, by their place among all.
+    Snapshots(Vec<usize>),
+    /// Figures of a tree, and whether the bytes are known.
+    Usage(Usage, bool),
     Names(Vec<(Vec<u8>, u64, Kind)>),
     /// The same, with attributes.
     Plus(Vec<(Vec<u8>, u64, Kind)>),
