@@ -1,6 +1,6 @@
 //! Random requests on a small, hot set of names, compared with a model: alone and in batches, with
-//! one and several workers, with commits that fail, a disk that fills up, and crashes. After each
-//! sequence the raw rows are checked.
+//! one and several workers, with snapshots and policies, with commits that fail, a disk that fills
+//! up, and crashes. After each sequence the raw rows are checked.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -65,7 +65,7 @@ fn sequences_reach_every_operation() {
     println!("succeeded {succeeded:?}\nfailed {failed:?}");
     for kind in kestrel_types::op_kind::KINDS {
         let unused = ["compact", "alloc_objects", "tree_usage", "sync", "sweep"];
-        let unused = unused.contains(&kind) || kind.starts_with("snapshot_");
-        assert!(unused || succeeded[kind] >= 30, "{kind}: {succeeded:?}");
+        let least = if kind.starts_with("snapshot_") { 3 } else { 30 };
+        assert!(unused.contains(&kind) || succeeded[kind] >= least, "{kind}: {succeeded:?}");
     }
 }

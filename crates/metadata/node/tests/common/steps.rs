@@ -4,6 +4,7 @@
 
 mod finish;
 mod served;
+mod versions;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +56,8 @@ pub struct World {
     pub model: Model,
     known: Vec<Known>,
     next_object: u64,
-    synced: BTreeMap<u64, Arc<kestrel_model::ModelInode>>,
+    /// What a loss of power leaves.
+    synced: Model,
     faults: bool,
     /// What happened, for the message of a failure.
     trace: Vec<String>,
@@ -67,7 +69,7 @@ impl World {
     pub fn new(fixture: Fixture, faults: bool) -> Self {
         let mut model = Model::new(kestrel_types::clock::SECOND * 1_000);
         model.node_mut(1).data_change = 1;
-        let synced = model.nodes.clone();
+        let synced = model.clone();
         Self {
             fixture: Some(fixture),
             model,
@@ -309,7 +311,7 @@ impl World {
         let mode = modes[usize::from(raw.c) % modes.len()];
         let mode = with_umask(mode, [0, 0, 0o022, 0o077][usize::from(raw.d / 64)]);
         match raw.op {
-            0..=19 => Op::Lookup(self.taken(raw.a, raw.b)),
+            0..=9 => Op::Lookup(self.taken(raw.a, raw.b)),
             20..=49 => Op::Create {
                 place: self.place(raw.a, raw.b),
                 mode,
@@ -378,6 +380,9 @@ impl World {
                 });
                 Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
             }
+            10..=13 => self.past_op(raw),
+            14..=17 => self.snapshot_op(raw),
+            18..=19 => self.policy_op(raw),
             230..=243 => self.xattr(raw),
             244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
             245..=246 => Op::ReadLink(self.such(raw.a, raw.c, |node| node.kind == Kind::Symlink)),
@@ -402,7 +407,7 @@ impl World {
     }
 
     fn learn(&mut self, op: &Op, reply: &Reply) {
-        let Ok(answer) = reply else { return };
+        let (Ok(answer), false) = (reply, matches!(op, Op::At(..))) else { return };
         let (inode, parent) = match answer {
             Answer::Entry { parent, inode } => (inode, Some(*parent)),
             Answer::Opened { parent, inode, .. } => (inode, *parent),
@@ -437,6 +442,7 @@ impl World {
     fn single(&mut self, creds: &Creds, op: Op) -> Result<(), String> {
         self.fixture().clock.advance(1_000_000);
         self.model.now += 1_000_000;
+        self.tidy_history();
         let unknown = Creds { groups: None, ..creds.clone() };
         let mut reply = self.fixture().call_as(&unknown, op.clone());
         if errno(&reply) == NEED_GROUPS {
@@ -453,6 +459,10 @@ impl World {
         let trace = &self.trace;
         let explain = |why| format!("{op:?} as {creds:?}: {why}; before:\n{}", trace.join("\n"));
         self.model.judge(creds, op, reply).map_err(explain)?;
+        if matches!((op, reply), (Op::SnapshotCreate { .. }, Ok(_))) {
+            // It waits until it is durable, and all before it with it.
+            self.synced = self.model.clone();
+        }
         self.learn(op, reply);
         Ok(())
     }
@@ -485,12 +495,14 @@ impl World {
         let fixture = self.fixture.take().unwrap();
         self.fixture = Some(fixture.crash(power_loss));
         if power_loss {
-            self.model.nodes = self.synced.clone();
+            let now = self.model.now;
+            self.model = self.synced.clone();
+            self.model.now = now;
         }
         self.close_all();
         // Opening the volume made what it did on the way permanent only if it synced.
         self.fixture().node.engine().sync().unwrap();
-        self.synced = self.model.nodes.clone();
+        self.synced = self.model.clone();
     }
 
     /// Nothing is open any more, and files without names are gone.
@@ -534,9 +546,11 @@ impl World {
                 part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
             if part.len() > 1 {
                 // Listings are no part of batches, so the order of replies does not tell when they
-                // were made.
-                requests
-                    .retain(|(_, op)| !matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }));
+                // were made; nor does it for what comes after a snapshot.
+                requests.retain(|(_, op)| {
+                    let lists = matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. });
+                    !lists && !versions::is_of_snapshots(op)
+                });
             }
             if let [(creds, op)] = &requests[..] {
                 self.single(&creds.clone(), op.clone())?;
@@ -552,7 +566,7 @@ impl World {
             10..=19 => self.fixture().engine.fail_commit(EngineError::NoSpace),
             20..=25 => {
                 self.fixture().node.engine().sync().unwrap();
-                self.synced = self.model.nodes.clone();
+                self.synced = self.model.clone();
             }
             26..=30 => self.crash(false),
             31..=35 => self.crash(true),

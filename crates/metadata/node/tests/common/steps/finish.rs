@@ -33,6 +33,7 @@ impl World {
                 self.file(dir, Name::new(&name).unwrap())?;
             }
         }
+        self.finish_snapshots()?;
         let model = &self.model;
         let open =
             |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
@@ -40,6 +41,9 @@ impl World {
         let orphans = model.nodes.values().filter(|node| node.nlink == 0).count();
         if found.orphans != orphans {
             return Err(format!("{} files without a name, expected {orphans}", found.orphans));
+        }
+        if found.history != 0 {
+            return Err(format!("{} rows of history are left of no snapshot", found.history));
         }
         if let Some(ino) =
             found.moved.iter().find(|ino| model.nodes.get(ino).is_none_or(|node| node.opens == 0))

@@ -8,6 +8,7 @@ use kestrel_engine::Engine;
 use kestrel_meta::node::Origin;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name};
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Done, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
@@ -98,7 +99,7 @@ impl Client {
         let reply = take(&heard)?;
         let lost_sight = errno(&reply) == libc::ESTALE && self.strays(&op);
         if let Some(first) = first.filter(|_| !lost_sight)
-            && first != reply
+            && without_policies(&first) != without_policies(&reply)
         {
             return Err(format!("{op:?} was answered {first:?} first, then {reply:?}"));
         }
@@ -197,6 +198,21 @@ impl Client {
         self.world.close_all();
         self.opened.clear();
     }
+}
+
+/// A reply without what it says of policies, which a node that has just started may leave out.
+fn without_policies(reply: &Reply) -> Reply {
+    let mut reply = reply.clone();
+    match &mut reply {
+        Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) => {
+            inode.effective = Policy::default();
+        }
+        Ok(Answer::EntriesPlus { entries, .. }) => {
+            entries.iter_mut().for_each(|(_, inode)| inode.effective = Policy::default());
+        }
+        _ => {}
+    }
+    reply
 }
 
 fn world_sync(world: &World) {
