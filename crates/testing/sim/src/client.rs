@@ -10,7 +10,8 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::request::{Answer, Op, Reply, Subject};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Subject};
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::wire::{
     ClientId, Frames, LockRequest, LockSpan, Reclaim, ReclaimOpen, Reclaimed, ToClient,
     decode_to_client,
@@ -21,6 +22,9 @@ use crate::prng::Prng;
 
 /// Most inodes that a client remembers.
 const SEEN_MAX: usize = 12;
+
+/// Most snapshots that a client remembers.
+const SNAPSHOTS_MAX: usize = 6;
 
 /// What a call was, for when its answer comes.
 #[derive(Debug)]
@@ -77,6 +81,24 @@ pub struct Handle {
     pub writes: u32,
 }
 
+/// What the clients of a run do with snapshots and policies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Versions {
+    /// They make, read and remove snapshots.
+    pub snapshots: bool,
+    /// They set policies.
+    pub policies: bool,
+}
+
+impl Versions {
+    /// What clients do in a run: every second one has both. The others are as they were before
+    /// there was either.
+    pub fn of_seed(seed: u64) -> Self {
+        let on = seed.is_multiple_of(2);
+        Self { snapshots: on, policies: on }
+    }
+}
+
 /// See the module's header.
 pub struct Client {
     /// Its number.
@@ -89,6 +111,10 @@ pub struct Client {
     frames: Frames,
     /// What it has seen.
     pub seen_inodes: Vec<SeenInode>,
+    /// Snapshots that it has seen, as they were then.
+    pub snapshots: Vec<SnapshotInfo>,
+    /// What it does with snapshots and policies.
+    pub versions: Versions,
     /// What it has open.
     pub handles: BTreeMap<InodeId, Handle>,
     /// Releases under way of opens that the node has lost since, by file: it may refuse them.
@@ -142,6 +168,8 @@ impl Client {
             connection: None,
             frames: Frames::default(),
             seen_inodes: vec![SeenInode { inode: root, seen: None }],
+            snapshots: Vec::new(),
+            versions: Versions::default(),
             handles: BTreeMap::new(),
             lost_releases: BTreeMap::new(),
             locks: Vec::new(),
@@ -260,8 +288,49 @@ impl Client {
         }
     }
 
+    /// Learns from an answer about snapshots, or from one; false if it is about neither.
+    fn learn_of_past(&mut self, op: &Op, reply: &Reply) -> bool {
+        match (op, reply) {
+            (Op::At(id, _), Err(Outcome::Failed(why))) if why.errno == libc::ESTALE => {
+                // Some are kept, to be read again.
+                if self.prng.chance(50) {
+                    self.snapshots.retain(|seen| seen.id != *id);
+                }
+            }
+            (Op::At(_, op), reply) => {
+                // What was removed since may be read again, there.
+                let seen_at = match (op.subject(), reply) {
+                    (Subject::Path(path), Ok(Answer::Entry { parent, .. })) => {
+                        Some((*parent, path.name.clone()))
+                    }
+                    _ => None,
+                };
+                if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) = reply
+                    && self.seen_inodes.iter().all(|seen| seen.inode.ino != inode.ino)
+                {
+                    self.see(inode, seen_at);
+                }
+            }
+            (_, Ok(Answer::Snapshots(shown))) => {
+                for info in shown.iter().filter(|info| !info.removing) {
+                    self.snapshots.retain(|seen| seen.id != info.id);
+                    self.snapshots.push(info.clone());
+                    if self.snapshots.len() > SNAPSHOTS_MAX {
+                        let out = self.prng.below(SNAPSHOTS_MAX as u64) as usize;
+                        self.snapshots.remove(out);
+                    }
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
     /// Learns from an answer.
     pub fn learn(&mut self, call: usize, op: &Op, reply: &Reply) {
+        if self.learn_of_past(op, reply) {
+            return;
+        }
         let seen_at = match (op.subject(), reply) {
             (
                 Subject::Path(seen_at),

@@ -117,13 +117,13 @@ pub(crate) trait Scene: Sized {
     }
 
     /// Sums a run up: its calls, and whether there is an order of it in which the model answers the
-    /// same.
-    fn judge(&mut self, history: &History, stats: RunStats) -> RunStats {
+    /// same. `one_clock`: as of [`linear::check`].
+    fn judge(&mut self, history: &History, one_clock: bool, stats: RunStats) -> RunStats {
         let records = &history.records;
         let unheard = records.iter().filter(|record| record.answered.is_none()).count();
         let mut stats = RunStats { calls: records.len(), unheard, time: self.queue().now, ..stats };
         if self.queue().failure.is_none() {
-            match linear::check(records) {
+            match linear::check(records, one_clock) {
                 Linearity::Linearizable => stats.undecided = false,
                 Linearity::Undecided => stats.undecided = true,
                 Linearity::Violated(why) => self.fail(format!("not linearizable: {why}")),
@@ -132,15 +132,19 @@ pub(crate) trait Scene: Sized {
         stats
     }
 
-    /// The invariants of a volume, over its raw rows.
-    fn check_volume(&mut self, engine: &dyn Engine) {
+    /// The invariants of a volume, over its raw rows; what was found if they hold.
+    fn check_volume(&mut self, engine: &dyn Engine) -> Option<check::Found> {
         let none: &dyn Fn(InodeId) -> bool = &|_| false;
         let checked = catch_unwind(AssertUnwindSafe(|| check::check(engine, none)));
-        if let Err(panic) = checked {
-            let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
-                panic.downcast_ref::<&str>().map_or_else(String::new, |text| (*text).to_owned())
-            });
-            self.fail(format!("the volume is damaged: {why}"));
+        match checked {
+            Ok(found) => Some(found),
+            Err(panic) => {
+                let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
+                    panic.downcast_ref::<&str>().map_or_else(String::new, |text| (*text).to_owned())
+                });
+                self.fail(format!("the volume is damaged: {why}"));
+                None
+            }
         }
     }
 }

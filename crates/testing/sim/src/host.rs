@@ -270,6 +270,13 @@ impl Host {
         due
     }
 
+    /// Does at most so many steps of what follows the removal of snapshots; false if there is no
+    /// more to do.
+    pub fn tidy_history(&self, steps: usize) -> bool {
+        let Some(process) = &self.process else { return true };
+        (0..steps).all(|_| process.node.tidy_history().expect("no fault was injected"))
+    }
+
     /// Clients with sessions that were given up.
     pub fn expired(&self, now: Nanos) -> Vec<ClientId> {
         let Some(server) = self.server() else { return Vec::new() };

@@ -6,9 +6,14 @@
 //! happened at any time after they began, or not at all; they are tried only where the others
 //! cannot go on, which keeps the search short.
 
-use std::hash::{Hash, Hasher};
+mod cuts;
 
-use kestrel_model::{Model, target};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use kestrel_model::{Model, ModelInode, target};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, Outcome, Reply};
@@ -16,6 +21,10 @@ use rustc_hash::{FxHashSet, FxHasher};
 
 use crate::history::Record;
 use crate::prng::mix;
+use cuts::{Cuts, with_found_snapshots};
+
+/// Files and directories of the model by number.
+type Nodes = BTreeMap<InodeId, Arc<ModelInode>>;
 
 /// Opens that every file has in the model, so that it never goes: when files without names go is
 /// checked by other means.
@@ -46,6 +55,7 @@ struct Frame {
 
 struct Search<'a> {
     records: &'a [Record],
+    cuts: Cuts,
     /// Calls that count, in the order of their begin.
     calls: Vec<usize>,
     is_done: Vec<bool>,
@@ -58,8 +68,11 @@ struct Search<'a> {
     best: Vec<String>,
 }
 
-/// Searches an order for the records of a history.
-pub fn check(records: &[Record]) -> Linearity {
+/// Searches an order for the records of a history. `one_clock`: numbers of snapshots and stamps of
+/// changes are of one clock, so that the order is theirs.
+pub fn check(records: &[Record], one_clock: bool) -> Linearity {
+    let records = &with_found_snapshots(records)[..];
+    let cuts = if one_clock { Cuts::new(records) } else { Cuts::default() };
     let counts = |record: &Record| {
         !record.refused && (record.answered.is_some() || changes(&record.request.op))
     };
@@ -67,6 +80,7 @@ pub fn check(records: &[Record]) -> Linearity {
     let left = calls.iter().filter(|call| records[**call].answered.is_some()).count();
     let mut search = Search {
         records,
+        cuts,
         calls,
         is_done: vec![false; records.len()],
         first: 0,
@@ -104,6 +118,9 @@ impl Search<'_> {
                 }
                 continue;
             };
+            if !self.cuts.may_be_next(call, &self.is_done) {
+                continue;
+            }
             let mut model = frame.model.clone();
             if step(&mut model, &self.records[call]).is_err() {
                 continue;
@@ -182,8 +199,11 @@ impl Search<'_> {
         let Some(model) = model else { return Vec::new() };
         let told = |call: usize| {
             let record = &self.records[call];
-            let why =
-                step(&mut model.clone(), record).err().unwrap_or_else(|| "leads nowhere".into());
+            let why = match step(&mut model.clone(), record) {
+                Err(why) => why,
+                Ok(()) if self.cuts.may_be_next(call, &self.is_done) => "leads nowhere".into(),
+                Ok(()) => "its stamp is on the other side of a snapshot".into(),
+            };
             let answered = if record.answered.is_some() { "" } else { " (unheard)" };
             format!(
                 "call {call} of client {}{answered}: {:?}: {why}",
@@ -221,28 +241,48 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
 /// has no name (it may be gone, or not yet) or not where the client saw it (after a restart it
 /// cannot be found where it went).
 fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
+    let excuse = Excuse { held: record.held, reply };
     match &record.request.op {
-        Op::Clone { from, to, .. } => {
-            [from, to].iter().any(|file| is_file_excused(model, record, reply, file))
-        }
-        // What no client has open may be gone.
-        Op::Chunks { ino, .. } => model.nodes.get(ino).is_some_and(|node| node.nlink == 0),
-        op => target(op).is_some_and(|file| is_file_excused(model, record, reply, file)),
+        // What a client has open now it does not have open then.
+        Op::At(snapshot, op) => model
+            .past(*snapshot)
+            .is_some_and(|past| Excuse { held: None, ..excuse }.fits(past.nodes(), op)),
+        op => excuse.fits(&model.nodes, op),
     }
 }
 
-fn is_file_excused(model: &Model, record: &Record, reply: &Reply, file: &InodeRef) -> bool {
-    let InodeRef { ino, seen } = file;
-    let Err(Outcome::Failed(why)) = reply else { return false };
-    if record.held == Some(*ino) {
-        return false;
+struct Excuse<'a> {
+    /// The file that the client had open all the while.
+    held: Option<InodeId>,
+    reply: &'a Reply,
+}
+
+impl Excuse<'_> {
+    fn fits(&self, nodes: &Nodes, op: &Op) -> bool {
+        match op {
+            Op::Clone { from, to, .. } => {
+                [from, to].iter().any(|file| self.is_file_excused(nodes, file))
+            }
+            // What no client has open may be gone.
+            Op::Chunks { ino, .. } => nodes.get(ino).is_some_and(|node| node.nlink == 0),
+            op => target(op).is_some_and(|file| self.is_file_excused(nodes, file)),
+        }
     }
-    let Some(node) = model.nodes.get(ino) else { return why.errno == libc::EBADF };
-    let is_there = seen.as_ref().is_some_and(|(dir, name)| {
-        model.nodes.get(dir).and_then(|dir| dir.children.get(name.as_bytes())) == Some(ino)
-    });
-    let may_be_gone = node.kind != Kind::Dir && (node.nlink == 0 || !is_there);
-    why.errno == libc::EBADF || (may_be_gone && [libc::ESTALE, libc::ENOENT].contains(&why.errno))
+
+    fn is_file_excused(&self, nodes: &Nodes, file: &InodeRef) -> bool {
+        let InodeRef { ino, seen } = file;
+        let Err(Outcome::Failed(why)) = self.reply else { return false };
+        if self.held == Some(*ino) {
+            return false;
+        }
+        let Some(node) = nodes.get(ino) else { return why.errno == libc::EBADF };
+        let is_there = seen.as_ref().is_some_and(|(dir, name)| {
+            nodes.get(dir).and_then(|dir| dir.children.get(name.as_bytes())) == Some(ino)
+        });
+        let may_be_gone = node.kind != Kind::Dir && (node.nlink == 0 || !is_there);
+        let is_gone = [libc::ESTALE, libc::ENOENT].contains(&why.errno);
+        why.errno == libc::EBADF || (may_be_gone && is_gone)
+    }
 }
 
 fn hold_everything(model: &mut Model) {

@@ -4,6 +4,7 @@ use kestrel_types::extent::Extent;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{CHUNK_BYTES, Data, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::policy::{PolicyField, XATTR_PREFIX};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime,
@@ -11,7 +12,7 @@ use kestrel_types::request::{
 };
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
 
-use crate::client::{Client, SeenInode};
+use crate::client::{Client, SeenInode, Versions};
 
 /// All names that clients use.
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -247,8 +248,106 @@ fn lock(client: &mut Client) -> LockRequest {
     }
 }
 
+/// A change of a snapshot, or a listing.
+fn snapshot_op(client: &mut Client) -> Op {
+    let make = |client: &mut Client| {
+        let dir = dir(client);
+        Op::SnapshotCreate { dir, name: snapshot_name(client) }
+    };
+    let known = client.prng.pick(&client.snapshots).cloned();
+    let Some(known) = known.filter(|_| client.prng.chance(60)) else {
+        let dir = client.prng.chance(60).then(|| dir(client));
+        return match client.prng.below(10) {
+            0..=5 => make(client),
+            6 => Op::SnapshotRemove { dir: dir.unwrap_or(ROOT), name: snapshot_name(client) },
+            _ => Op::SnapshotList { dir, ancestors: client.prng.chance(50) },
+        };
+    };
+    let (dir, name) = (known.dir, known.name);
+    let held = known.holds.first().cloned();
+    match (client.prng.below(10), held) {
+        (0..=5, Some(tag)) => Op::SnapshotHold { dir, name, tag, hold: false },
+        (0..=5, None) => Op::SnapshotRemove { dir, name },
+        (6, _) => {
+            let (tag, hold) = (snapshot_name(client), client.prng.chance(70));
+            Op::SnapshotHold { dir, name, tag, hold }
+        }
+        (7, _) => Op::SnapshotRename { dir, from: name, to: snapshot_name(client) },
+        _ => make(client),
+    }
+}
+
+fn snapshot_name(client: &mut Client) -> Name {
+    let text = client.prng.pick(&["s", "t", "u", "v", "_w"]).expect("not empty");
+    Name::new(text.as_bytes()).expect("a valid name")
+}
+
+/// A read at a snapshot that the client has seen; now and then of what it may not do there.
+fn past_op(client: &mut Client) -> Option<Op> {
+    let id = client.prng.pick(&client.snapshots)?.id;
+    let read = OpenFlags { read: true, ..OpenFlags::default() };
+    let op = match client.prng.below(24) {
+        0..=3 => Op::Lookup(place(client)),
+        4..=6 => Op::GetAttr(any(client)),
+        7..=11 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        12 => Op::ReadDirPlus { dir: dir(client), after: None, limit: 100 },
+        13 => Op::OpenAt(place(client), read),
+        14 => Op::Open(any(client), read),
+        15 => Op::GetXattr(any(client), b"user.a"[..].into()),
+        16 => Op::ListXattr(any(client)),
+        17 => Op::ReadLink(any(client)),
+        18 => Op::Access(any(client), client.prng.below(8) as u32),
+        19 => Op::Parent(dir(client)),
+        20 => Op::TreeUsage(dir(client)),
+        21 | 22 => {
+            let file = pick_seen(client, |seen| seen.inode.kind == Kind::File)?;
+            Op::Chunks { ino: file.inode.ino, first: 0, last: 9 }
+        }
+        _ => Op::MkDir(place(client), 0o777),
+    };
+    Some(Op::At(id, Box::new(op)))
+}
+
+/// A policy is set, unset or looked at. Immutable trees are rare, or soon nothing could change.
+fn policy_op(client: &mut Client) -> Op {
+    let inode = InodeRef::by_id(dir(client));
+    let field = *client.prng.pick(&PolicyField::ALL).expect("not empty");
+    let key = |name: &str| [XATTR_PREFIX, name.as_bytes()].concat().into_boxed_slice();
+    let (own, effective) = (key(field.name()), key("policy"));
+    let values: Vec<&str> =
+        field.values().split(", ").flat_map(|some| some.split(" or ")).collect();
+    let value = *client.prng.pick(&values).expect("not empty");
+    // The root stays as it is: checks at the end make names in it.
+    let spared = value == "immutable" && (inode.ino == ROOT || client.prng.chance(60));
+    match client.prng.below(10) {
+        0..=3 if !spared => {
+            Op::SetXattr(inode, own, value.as_bytes().into(), XattrFlags::default())
+        }
+        4..=6 => Op::GetXattr(inode, effective),
+        7 => Op::GetXattr(inode, own),
+        _ => Op::RemoveXattr(inode, own),
+    }
+}
+
+/// An action about snapshots or policies, if the run has such.
+fn version_op(client: &mut Client) -> Option<Op> {
+    let versions = client.versions;
+    if versions == Versions::default() || !client.prng.chance(25) {
+        return None;
+    }
+    match client.prng.below(20) {
+        0..=5 if versions.snapshots => Some(snapshot_op(client)),
+        6..=15 if versions.snapshots => past_op(client),
+        _ if versions.policies => Some(policy_op(client)),
+        _ => None,
+    }
+}
+
 /// Draws a client's next action.
 pub fn action(client: &mut Client) -> ClientAction {
+    if let Some(op) = version_op(client) {
+        return ClientAction::Op(Request { creds: creds(client), op });
+    }
     let op = match client.prng.below(100) {
         0..=5 => return ClientAction::Lock(lock(client)),
         _ if client.objects.is_empty() && client.prng.chance(20) => Op::AllocObjects(8),

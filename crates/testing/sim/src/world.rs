@@ -21,7 +21,7 @@ mod tokens;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 
-use crate::client::Client;
+use crate::client::{Client, Versions};
 use crate::event_queue::{EventQueue, Scene};
 use crate::history::History;
 use crate::host::{Host, Out};
@@ -189,6 +189,7 @@ impl Scene for World {
             Event::Reap => {
                 let wall = self.queue.clock.now();
                 self.host.reap(wall);
+                self.host.tidy_history(1);
                 self.after_host();
                 if self.troubled {
                     self.plan_in(2 * SECOND, Event::Reap);
@@ -250,6 +251,7 @@ impl World {
             .map_or((None, None), |(token, expires)| (Some(token), expires));
         let mut client = Client::new(self.clients_begun, prng, self.queue.now, token);
         client.expires = expires;
+        client.versions = Versions::of_seed(self.plan.seed);
         client
     }
 

@@ -14,7 +14,7 @@ use super::leaving::staying;
 use super::objects::LINGERS;
 use super::opens::Held;
 use super::{ClusterRun, Event, ZombieEvent};
-use crate::client::Client;
+use crate::client::{Client, Versions};
 use crate::event_queue::Scene;
 use crate::network::MS;
 use crate::workload;
@@ -79,7 +79,8 @@ impl ClusterRun {
     pub(super) fn new_client(&mut self) -> Caller {
         self.clients_begun += 1;
         let prng = self.prng.split();
-        let client = Client::new(self.clients_begun, prng, self.queue.now, None);
+        let mut client = Client::new(self.clients_begun, prng, self.queue.now, None);
+        client.versions = Versions { snapshots: false, ..Versions::of_seed(self.plan.seed) };
         let deadline = self.prng.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
         let placement = self.some_map();

@@ -45,7 +45,7 @@ impl ClusterRun {
         };
         self.history.records.retain(|record| !timed_out(record));
         let history = std::mem::take(&mut self.history);
-        self.stats = self.judge(&history, self.stats);
+        self.stats = self.judge(&history, false, self.stats);
     }
 
     fn is_at_rest(&self) -> bool {
@@ -173,7 +173,7 @@ impl ClusterRun {
             return self.fail(why);
         }
         volume.commit(BatchKind::Growing, rows).expect("no fault was injected");
-        self.check_volume(&volume);
+        let _found = self.check_volume(&volume);
         self.check_replicas(&volume);
     }
 

@@ -6,6 +6,7 @@ use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::wire::{LockKind, LockRequest};
 use parking_lot::Mutex;
 
@@ -36,9 +37,10 @@ impl World {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.look_around();
+        self.look_back();
         self.say_farewell();
         let history = std::mem::take(&mut self.history);
-        self.stats = self.judge(&history, self.stats);
+        self.stats = self.judge(&history, true, self.stats);
     }
 
     /// Every call ends.
@@ -82,23 +84,61 @@ impl World {
 
     /// Looks at the whole tree, as a client that nothing happens to.
     fn look_around(&mut self) {
+        self.look_at_tree(&|op| op);
+    }
+
+    /// Looks at the tree of each snapshot and removes them, in any order; then no history is left.
+    fn look_back(&mut self) {
+        let mut left = self.snapshots();
+        while !left.is_empty() && self.queue.failure.is_none() {
+            let index = self.prng.below(left.len() as u64) as usize;
+            let SnapshotInfo { id, dir, name, holds, .. } = left.swap_remove(index);
+            self.look_at_tree(&|op| Op::At(id, Box::new(op)));
+            for tag in holds {
+                self.observe(Op::SnapshotHold { dir, name: name.clone(), tag, hold: false });
+            }
+            self.observe(Op::SnapshotRemove { dir, name });
+            if self.prng.chance(50) {
+                self.host.tidy_history(usize::MAX);
+            }
+        }
+        self.host.tidy_history(usize::MAX);
+        self.host.sync();
+        if self.queue.failure.is_none() && !self.snapshots().is_empty() {
+            self.fail("snapshots are left that were removed");
+        }
+    }
+
+    fn snapshots(&mut self) -> Vec<SnapshotInfo> {
+        match self.observe(Op::SnapshotList { dir: None, ancestors: false }) {
+            Some(Ok(Answer::Snapshots(list))) => {
+                list.into_iter().filter(|info| !info.removing).collect()
+            }
+            other => {
+                self.fail(format!("snapshots cannot be listed at the end: {other:?}"));
+                Vec::new()
+            }
+        }
+    }
+
+    fn look_at_tree(&mut self, at: &dyn Fn(Op) -> Op) {
         let mut dirs = vec![1];
         while let Some(dir) = dirs.pop() {
             if self.queue.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
-            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(list) else {
+            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(at(list)) else {
                 return self.fail(format!("directory {dir} cannot be listed at the end"));
             };
             for entry in entries {
-                self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
-                self.observe(Op::ListXattr(InodeRef {
-                    ino: entry.ino,
-                    seen: Some((dir, entry.name)),
-                }));
+                self.observe(at(Op::Lookup(PathRef::new(dir, entry.name.clone()))));
+                let seen = Some((dir, entry.name));
+                self.observe(at(Op::ListXattr(InodeRef { ino: entry.ino, seen })));
                 if entry.kind == Kind::Dir {
                     dirs.push(entry.ino);
+                } else if entry.kind == Kind::File {
+                    self.observe(at(Op::Chunks { ino: entry.ino, first: 0, last: 9 }));
                 }
             }
         }
@@ -161,6 +201,10 @@ impl World {
     /// The invariants of the volume, over its raw rows.
     fn check_rows(&mut self) {
         let engine = self.host.engine().clone();
-        self.check_volume(&*engine);
+        if let Some(found) = self.check_volume(&*engine)
+            && found.history != 0
+        {
+            self.fail(format!("{} rows of history are left of no snapshot", found.history));
+        }
     }
 }

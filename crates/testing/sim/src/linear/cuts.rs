@@ -1,0 +1,116 @@
+//! What numbers of snapshots say of the order of calls.
+//!
+//! On one node the number of a snapshot is the stamp of its batch: every change before it has a
+//! lower one, every later change a higher one. The answers tell most stamps. That is a promise of
+//! its own, and it shortens the search: a snapshot that is put at a wrong place would be found out
+//! only where it is read.
+
+use kestrel_types::request::{Answer, Op, Reply};
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+
+use crate::history::Record;
+
+/// Calls by the side of a snapshot that they are on.
+#[derive(Debug, Default)]
+pub(super) struct Cuts {
+    /// Of each call: snapshots that were made before it.
+    made_before: Vec<Vec<usize>>,
+    /// Of each call that made a snapshot: the changes before it.
+    changed_before: Vec<Vec<usize>>,
+}
+
+/// The snapshot that a call has made.
+fn made(record: &Record) -> Option<SnapshotId> {
+    match (&record.request.op, &record.answered) {
+        (Op::SnapshotCreate { .. }, Some((_, Ok(Answer::Snapshots(made))))) => Some(made[0].id),
+        _ => None,
+    }
+}
+
+/// The stamp of what a call has changed, if its answer tells it.
+fn stamp_of(op: &Op, reply: &Reply) -> Option<u64> {
+    match (op, reply) {
+        (
+            Op::SetAttr(..)
+            | Op::SetFlags(..)
+            | Op::MkDir(..)
+            | Op::MkNod { .. }
+            | Op::Symlink(..)
+            | Op::Link(..)
+            | Op::Commit(_)
+            | Op::Clone { .. },
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }),
+        )
+        | (
+            Op::Create { .. } | Op::TmpFile { .. },
+            Ok(Answer::Opened { inode, created: true, .. }),
+        ) => Some(inode.change),
+        _ => None,
+    }
+}
+
+impl Cuts {
+    pub(super) fn new(records: &[Record]) -> Self {
+        let made: Vec<_> = records.iter().map(made).collect();
+        let stamps: Vec<_> = records
+            .iter()
+            .zip(&made)
+            .map(|(record, made)| {
+                let (_, reply) = record.answered.as_ref()?;
+                made.or_else(|| stamp_of(&record.request.op, reply))
+            })
+            .collect();
+        let below = |stamps: &[Option<u64>], limit: Option<u64>| -> Vec<usize> {
+            let all = stamps.iter().enumerate();
+            all.filter(|(_, stamp)| stamp.is_some() && **stamp < limit)
+                .map(|(call, _)| call)
+                .collect()
+        };
+        Self {
+            made_before: stamps.iter().map(|stamp| below(&made, *stamp)).collect(),
+            changed_before: made.iter().map(|made| below(&stamps, *made)).collect(),
+        }
+    }
+
+    /// Whether a call may be the next one, after those that are done.
+    pub(super) fn may_be_next(&self, call: usize, is_done: &[bool]) -> bool {
+        let all_done = |before: &[Vec<usize>]| {
+            before.get(call).is_none_or(|before| before.iter().all(|other| is_done[*other]))
+        };
+        all_done(&self.made_before) && all_done(&self.changed_before)
+    }
+}
+
+/// The records, with an answer for each creation of a snapshot that got none and must have
+/// happened: a listing shows the snapshot, and only this call can have made it.
+pub(super) fn with_found_snapshots(records: &[Record]) -> Vec<Record> {
+    let mut records = records.to_vec();
+    let mut known: Vec<SnapshotId> = records.iter().filter_map(made).collect();
+    let mut listed: Vec<(u64, SnapshotInfo)> = Vec::new();
+    for (at, reply) in records.iter().filter_map(|record| record.answered.as_ref()) {
+        if let Ok(Answer::Snapshots(list)) = reply {
+            listed.extend(list.iter().map(|info| (*at, info.clone())));
+        }
+    }
+    listed.sort_by_key(|(at, _)| *at);
+    for (at, info) in listed {
+        if known.contains(&info.id) {
+            continue;
+        }
+        known.push(info.id);
+        let may_have_made = |record: &&mut Record| {
+            record.answered.is_none()
+                && !record.refused
+                && record.begun < at
+                && matches!(record.request.op, Op::SnapshotCreate { dir, .. } if dir == info.dir)
+        };
+        let mut makers = records.iter_mut().filter(may_have_made);
+        if let (Some(maker), None) = (makers.next(), makers.next())
+            && let Op::SnapshotCreate { name, .. } = &maker.request.op
+        {
+            let made = SnapshotInfo { name: name.clone(), holds: Vec::new(), ..info };
+            maker.answered = Some((at, Ok(Answer::Snapshots(vec![made]))));
+        }
+    }
+    records
+}
