@@ -216,7 +216,7 @@ impl ClusterNode {
             }
             Then::TellLocated(ticket) => {
                 let reply = match answers {
-                    Some(answers) if is_gone(&answers) => Err(gone().into()),
+                    Some(answers) if is_gone(&answers) => return self.lacked_at(ticket),
                     Some(answers) => Ok(merge_located(answers)),
                     None => Err(out_of_reach().into()),
                 };

@@ -216,16 +216,29 @@ impl ClusterNode {
             M::GotRows { id, rows, spans } => self.got_rows_at(from, id, rows, spans),
             M::Parents { id, table, dirs } => self.tell_parents(from, id, table, &dirs),
             M::GotParents { id, dirs } => self.got_parents(from, id, &dirs),
-            // This member may hear later that the snapshot goes.
-            M::Gone(id) if self.is_asked(from, id) => {
-                self.answer(id.number, Err(gone().into()));
-            }
+            M::Gone(id) if self.is_asked(from, id) => self.lacked_at(id.number),
             M::Busy(id) if self.is_asked(from, id) => self.rest(id.number, true),
             M::TooLarge(id) if self.is_asked(from, id) => {
                 let text = "metadata: the rows of a snapshot that this needs do not fit a message";
                 self.answer(id.number, Err(FsError::new(libc::EFBIG, text).into()));
             }
             M::Gone(_) | M::Busy(_) | M::TooLarge(_) => {}
+        }
+    }
+
+    /// Another member does not have the snapshot that a request reads. If this one has it, the other
+    /// one has joined just now and is about to get the record, or this one is about to hear that
+    /// the snapshot goes: the request begins anew after a while.
+    pub(super) fn lacked_at(&mut self, ticket: u64) {
+        let op = self.works.get(&ticket).map(|work| &work.request.op);
+        let has_it = match op {
+            Some(Op::At(snapshot, _)) => self.node.core().snapshots.get(*snapshot).is_some(),
+            _ => true,
+        };
+        if has_it {
+            self.rest(ticket, true);
+        } else {
+            self.answer(ticket, Err(gone().into()));
         }
     }
 

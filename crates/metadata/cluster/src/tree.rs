@@ -14,7 +14,7 @@ use kestrel_types::snapshot::SnapshotId;
 
 use super::ClusterNode;
 use super::message::polls::{PollAnswer, PollQuestion, TreePosition};
-use super::poll::{CHILDREN_MAX, Then, gone, is_gone, out_of_reach};
+use super::poll::{CHILDREN_MAX, Then, is_gone, out_of_reach};
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
@@ -94,7 +94,7 @@ impl ClusterNode {
         };
         if is_gone(&answers) {
             self.walks.remove(&ticket);
-            return self.answer(ticket, Err(gone().into()));
+            return self.lacked_at(ticket);
         }
         // Up to where everybody has told all.
         let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
