@@ -18,6 +18,7 @@ use kestrel_types::inode::Kind;
 use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+use kestrel_types::snapshot::SnapshotInfo;
 
 use super::ClusterRun;
 use crate::event_queue::Scene;
@@ -31,7 +32,8 @@ impl ClusterRun {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.change_once_more();
-        self.observe_all();
+        self.observe_all(&|op| op);
+        self.look_back();
         self.check_open_files();
         self.say_farewell();
         self.check_objects();
@@ -87,30 +89,75 @@ impl ClusterRun {
     }
 
     /// Looks at the whole tree, as a client that nothing happens to.
-    fn observe_all(&mut self) {
+    fn observe_all(&mut self, at: &dyn Fn(Op) -> Op) {
         let mut dirs = vec![ROOT];
         while let Some(dir) = dirs.pop() {
             if self.queue.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
-            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(list) else {
+            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(at(list)) else {
                 return self.fail(format!("directory {dir} cannot be listed at the end"));
             };
             for entry in entries {
-                self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
-                self.observe(Op::ListXattr(InodeRef {
-                    ino: entry.ino,
-                    seen: Some((dir, entry.name)),
-                }));
+                self.observe(at(Op::Lookup(PathRef::new(dir, entry.name.clone()))));
+                let seen = Some((dir, entry.name));
+                self.observe(at(Op::ListXattr(InodeRef { ino: entry.ino, seen })));
                 if entry.kind == Kind::Dir {
-                    self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
+                    self.observe(at(Op::GetAttr(InodeRef::by_id(entry.ino))));
                     dirs.push(entry.ino);
                 } else {
-                    self.observe(Op::Chunks { ino: entry.ino, first: 0, last: 9 });
+                    self.observe(at(Op::Chunks { ino: entry.ino, first: 0, last: 9 }));
                 }
             }
         }
+    }
+
+    /// Looks at the tree of each snapshot and removes them, in any order; then no history is left.
+    fn look_back(&mut self) {
+        let mut left = self.snapshots();
+        while !left.is_empty() && self.queue.failure.is_none() {
+            let index = self.prng.below(left.len() as u64) as usize;
+            let SnapshotInfo { id, dir, name, holds, .. } = left.swap_remove(index);
+            self.observe_all(&|op| Op::At(id, Box::new(op)));
+            for tag in holds {
+                self.observe(Op::SnapshotHold { dir, name: name.clone(), tag, hold: false });
+            }
+            self.observe(Op::SnapshotRemove { dir, name });
+        }
+        let until = self.queue.now + REST_MAX;
+        self.run_until(until, |world| world.history_rows() == 0);
+        if self.queue.failure.is_none() && self.history_rows() != 0 {
+            self.fail(format!("{} rows of history are left of no snapshot", self.history_rows()));
+        }
+    }
+
+    fn snapshots(&mut self) -> Vec<SnapshotInfo> {
+        if self.queue.failure.is_some() {
+            return Vec::new();
+        }
+        match self.observe(Op::SnapshotList { dir: None, ancestors: false }) {
+            Some(Ok(Answer::Snapshots(list))) => {
+                list.into_iter().filter(|info| !info.removing).collect()
+            }
+            other => {
+                self.fail(format!("snapshots cannot be listed at the end: {other:?}"));
+                Vec::new()
+            }
+        }
+    }
+
+    /// Rows of table `history` of all nodes.
+    fn history_rows(&self) -> usize {
+        let mut rows = 0;
+        for host in self.hosts.values().filter(|host| !host.lost) {
+            let visited = host.engine().scan_table(Table::History, None, &mut |_, _| {
+                rows += 1;
+                ControlFlow::Continue(())
+            });
+            visited.expect("no fault was injected");
+        }
+        rows
     }
 
     /// The first client makes a call, and gets the answer.

@@ -16,8 +16,9 @@ use kestrel_types::entry::Entry;
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::{Data, Inode};
-use kestrel_types::key::Table;
+use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::placement::NodeId;
+use kestrel_types::snapshot::{decode_history, decode_history_key, references};
 use kestrel_types::stat::ObjStat;
 use parking_lot::Mutex;
 
@@ -142,6 +143,18 @@ impl ClusterRun {
                     refer(&inode);
                 }
             });
+        }
+        for host in self.hosts.values() {
+            let visited = host.engine().scan_table(Table::History, None, &mut |key, row| {
+                let of = decode_history_key(KeyRef::new(Table::History, key.id, key.suffix));
+                let old = decode_history(row).unwrap_or_default();
+                let items = of.zip(old).map(|((of, _), old)| references(of.table, old));
+                for item in items.into_iter().flatten() {
+                    *referred.entry(item.range.object).or_default() += u64::from(item.bytes);
+                }
+                ControlFlow::Continue(())
+            });
+            visited.expect("no fault was injected");
         }
         for host in self.hosts.values() {
             each(&**host.engine(), Table::Chunk, &mut |_, row| {

@@ -82,6 +82,7 @@ impl ClusterRun {
         let caller = &mut self.clients[client_index];
         let op = &waiting.request.op;
         match (op, reply) {
+            (Op::At(..), _) => {}
             (_, Ok(Answer::Opened { inode, parent, .. })) if inode.kind != Kind::Dir => {
                 let file = match op {
                     Op::Open(file, _) => file.clone(),
