@@ -9,6 +9,7 @@
 //! | `check/shares.rs` | shares of directories |
 //! | `check/side.rs` | tables that follow from inodes |
 //! | `check/history.rs` | snapshots, and what rows were at them |
+//! | `check/clones.rs` | clones that are not finished |
 //! | `check/clients.rs` | sessions, recorded answers, renamed files |
 //! | `check/objects.rs` | sums of objects, and the store |
 //! | `check/data.rs` | every stored byte, with its checksums |
@@ -28,6 +29,7 @@
 //! them, sums of objects, the store, and last (if wanted) every stored byte.
 
 mod clients;
+mod clones;
 mod data;
 mod history;
 mod inodes;
@@ -219,11 +221,14 @@ pub fn check(
         is_of_several: options.is_of_several,
         share: options.share.to_be_bytes(),
         snapshots: Vec::new(),
+        clones: clones::Clones::default(),
     };
     system::shares(&mut check)?;
     history::records(&mut check)?;
+    clones::records(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
     inodes::links(&mut check, &mut world)?;
+    clones::check(&mut check, &world);
     system::check(&mut check, &world)?;
     inodes::locate(&mut check, &world)?;
     tree::check(&mut check, &world)?;
@@ -256,6 +261,8 @@ struct Check<'a> {
     share: [u8; 2],
     /// Snapshots with records, ascending.
     snapshots: Vec<SnapshotId>,
+    /// Clones that are not finished.
+    clones: clones::Clones,
 }
 
 /// What the first walk learned.
@@ -285,6 +292,8 @@ struct World {
     newest_change: u64,
     /// Inodes with damaged records: nothing can be reported about what belongs to them.
     unjudged: IdSet,
+    /// Directories of clones that lack names.
+    based: IdSet,
     /// Files that wrongly deny having extended attributes.
     unmarked: IdSet,
 }

@@ -114,6 +114,8 @@ finding_kinds! {
     HistoryDamaged = "history-damaged", Error;
     /// There is history of a snapshot that has no record.
     HistoryDangling = "history-dangling", Error;
+    /// Rows of a clone that is not finished do not fit each other.
+    CloneWrong = "clone-wrong", Error;
     /// A row lies at a node that does not own it, where it is not read.
     RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.

@@ -124,11 +124,11 @@ fn name_of(engine: &dyn Engine, key: &Key) -> Result<String, CheckError> {
 /// Whether a row belongs to a file or a directory.
 fn is_of_a_file(key: &Key) -> bool {
     use Table::{
-        Chunk, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep, System,
-        Txn, Xattr,
+        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep,
+        System, Txn, Xattr,
     };
     match key.table {
-        Entry | Link | Chunk | Xattr | History => true,
+        Entry | Link | Chunk | Xattr | History | Clone => true,
         // Made anew from the others.
         DirStat | DirId | Subdir | System | ObjStat | Reap | Moved | Txn | Sweep => false,
     }
@@ -142,6 +142,7 @@ fn what_of(table: Table) -> &'static str {
         Table::Chunk => "extents",
         Table::Xattr => "extended attributes",
         Table::History => "what it was at a snapshot",
+        Table::Clone => "names that a clone has yet to get",
         _ => "other records",
     }
 }

@@ -668,6 +668,7 @@ fn with_snapshot(volume: &Volume) -> SnapshotInfo {
         created: NOW,
         removing: false,
         cutting: false,
+        hidden: false,
         holds: vec![name(b"backup")],
     };
     let then = inode(77, Kind::File, 90, Data::Packed { range: range(1, 0, 90), visible: 90 });

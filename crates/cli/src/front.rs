@@ -19,7 +19,7 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     (
         "Data set",
         "Keep directories as they were, set what they hand down; see, cache and rewrite files.",
-        &["snapshot", "policy", "info", "du", "warmup", "compact"],
+        &["snapshot", "clone", "policy", "info", "du", "warmup", "compact"],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),

@@ -55,8 +55,8 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, mount, null_fs,
-    objbench, policy, serve, snapshot, stats, status, token, umount, warmup,
+    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, mount,
+    null_fs, objbench, policy, serve, snapshot, stats, status, token, umount, warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -96,6 +96,7 @@ enum Verb {
     Info(info::InfoArgs),
     Du(du::DuArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Clone(clone::CloneArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
@@ -135,6 +136,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Info(args) => info::run(args),
         Verb::Du(args) => du::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
+        Verb::Clone(args) => clone::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),

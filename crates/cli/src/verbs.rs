@@ -10,12 +10,13 @@
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/warmup.rs` | bring files near |
-//! | `verbs/snapshot.rs` | snapshots of directories |
+//! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
 //! | `verbs/cluster.rs` | nodes that share a volume |
 //! | `verbs/objbench.rs` | measure a block store |
 
 pub mod backup;
+pub mod clone;
 pub mod cluster;
 pub mod compact;
 pub mod config;

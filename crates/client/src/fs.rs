@@ -22,6 +22,7 @@
 //! | `copy` | `copy_file_range(2)`: by reference where possible, by copying otherwise |
 //! | `chunk_lists` | extent lists of chunks from the metadata, a page at a time |
 //! | `whole` | whole copies of files in the disk cache, for pass-through |
+//! | `clones` | clones of directories |
 //! | `background` | what a client does on its own: old bytes, deleted objects, sparse objects |
 //! | `compact` | compaction of one file: windows in many pieces are stored again in one |
 //! | `compression` | how bytes are compressed: what the policies of directories say |
@@ -38,6 +39,7 @@ mod attributes;
 mod background;
 mod by_number;
 mod chunk_lists;
+pub mod clones;
 mod compact;
 mod compression;
 mod copy;

@@ -49,6 +49,16 @@ pub const POINTS: &[&str] = &[
     "cut.recorded",
     "cut.before-end",
     "cut.ended",
+    "clone.record.before",
+    "clone.record.committed",
+    "clone.names.before",
+    "clone.names.committed",
+    "clone.dir.before-end",
+    "clone.dir.ended",
+    "clone.links.before",
+    "clone.links.committed",
+    "clone.end.before",
+    "clone.end.committed",
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);

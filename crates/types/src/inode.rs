@@ -342,7 +342,7 @@ impl Inode {
             out.push(self.flags.bits());
         }
         if has_policy {
-            let record = PolicyRecord { own: self.effective, in_use: false };
+            let record = PolicyRecord { own: self.effective, ..PolicyRecord::default() };
             put_string(out, &record.encode().unwrap_or_default());
         }
         if let Some(acls) = &self.acls {

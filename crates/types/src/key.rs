@@ -39,11 +39,14 @@ pub enum Table {
     /// `(id of a row, table u8 ‖ suffix ‖ snapshot u64)` → what that row was at the snapshot, if it
     /// has changed since ([`crate::snapshot`]).
     History = 13,
+    /// `(clone, kind u8 ‖ inode u64)` → what a clone that is not finished still needs
+    /// ([`crate::clone`]).
+    Clone = 14,
 }
 
 impl Table {
     /// All tables, in key order.
-    pub const ALL: [Table; 14] = [
+    pub const ALL: [Table; 15] = [
         Table::System,
         Table::Entry,
         Table::DirStat,
@@ -58,6 +61,7 @@ impl Table {
         Table::Txn,
         Table::Sweep,
         Table::History,
+        Table::Clone,
     ];
 
     /// The table with this number, if there is one.

@@ -39,7 +39,7 @@
 //! | [`name`] | names and paths, checked when they are made |
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
-//! | [`snapshot`] | snapshots of directories |
+//! | [`snapshot`], [`clone`] | snapshots of directories, and clones |
 //! | [`snapshot_changes`] | what differs between two moments, and the space that a snapshot holds |
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
 //! | [`key`] | the tables of a volume, and the keys of their rows |
@@ -66,6 +66,7 @@
 
 pub mod acl;
 pub mod clock;
+pub mod clone;
 pub mod codec;
 pub mod compression;
 pub mod crash;

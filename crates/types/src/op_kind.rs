@@ -3,7 +3,7 @@
 use crate::request::Op;
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 43] = [
+pub const KINDS: [&str; 45] = [
     "lookup",
     "parent",
     "getattr",
@@ -47,6 +47,8 @@ pub const KINDS: [&str; 43] = [
     "snapshot_list",
     "snapshot_changes",
     "snapshot_usage",
+    "clone_dir",
+    "clone_step",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -96,5 +98,7 @@ pub fn kind(op: &Op) -> usize {
         Op::SnapshotList { .. } => 40,
         Op::SnapshotChanges { .. } => 41,
         Op::SnapshotUsage { .. } => 42,
+        Op::CloneDir { .. } => 43,
+        Op::CloneStep(_) => 44,
     }
 }

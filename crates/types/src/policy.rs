@@ -5,6 +5,7 @@
 //! A new field gets the next tag; a record with a tag or a version that this build does not know is
 //! refused, since a field that is ignored is a promise that is broken.
 
+use std::num::NonZeroU64;
 use std::str;
 use std::time::Duration;
 
@@ -193,6 +194,7 @@ const VERSION: u8 = 1;
 // Tags of fields, ascending in a record. Numbers are never given to another one.
 const TAG_CONSISTENCY: u8 = 1;
 const TAG_COMPRESSION: u8 = 2;
+const TAG_BASE: u8 = 3;
 const TAG_IN_USE: u8 = 128;
 
 // First byte of the field `compression`: the methods of coded objects (`docs/format/objects.md`).
@@ -209,6 +211,9 @@ pub const RECORD_BYTES_MAX: usize = 1024;
 pub struct PolicyRecord {
     /// The directory's own fields.
     pub own: Policy,
+    /// Its names have not all come into being: the number of the clone that it is a part of
+    /// ([`crate::clone`]).
+    pub base: Option<NonZeroU64>,
     /// Of the root alone: a directory of the volume has had a policy, so nodes look for policies.
     pub in_use: bool,
 }
@@ -232,6 +237,10 @@ impl PolicyRecord {
                 // Levels are 1 to 19.
                 Compression::Zstd(level) => put_string(&mut out, &[METHOD_ZSTD, level as u8]),
             }
+        }
+        if let Some(base) = self.base {
+            out.push(TAG_BASE);
+            put_string(&mut out, &base.get().to_be_bytes());
         }
         if self.in_use {
             out.push(TAG_IN_USE);
@@ -268,8 +277,9 @@ impl PolicyRecord {
                     let unknown = DecodeError("unknown compression in a policy");
                     record.own.compression = Some(decode_compression(value).ok_or(unknown)?);
                 }
+                (TAG_BASE, [_, _, _, _, _, _, _, _]) => record.base = Some(base_of(value)?),
                 (TAG_IN_USE, []) => record.in_use = true,
-                (TAG_CONSISTENCY | TAG_IN_USE, _) => {
+                (TAG_CONSISTENCY | TAG_BASE | TAG_IN_USE, _) => {
                     return Err(DecodeError("policy with a field of a wrong length"));
                 }
                 _ => return Err(DecodeError("policy with an unknown field; use a newer release")),
@@ -289,6 +299,10 @@ fn decode_compression(value: &[u8]) -> Option<Compression> {
         }
         _ => None,
     }
+}
+
+fn base_of(value: &[u8]) -> Result<NonZeroU64, DecodeError> {
+    NonZeroU64::new(Reader::new(value).u64()?).ok_or(DecodeError("base without a number"))
 }
 
 #[cfg(test)]
@@ -321,8 +335,10 @@ mod tests {
         let policies = values.flat_map(|consistency| {
             COMPRESSIONS.map(|compression| Policy { consistency, compression })
         });
-        for (own, in_use) in policies.flat_map(|own| [(own, false), (own, true)]) {
-            let record = PolicyRecord { own, in_use };
+        let bases = [None, NonZeroU64::new(300)];
+        let all = policies.flat_map(|own| bases.map(|base| (own, base)));
+        for ((own, base), in_use) in all.flat_map(|it| [(it, false), (it, true)]) {
+            let record = PolicyRecord { own, base, in_use };
             if let Some(bytes) = record.encode() {
                 assert_eq!(PolicyRecord::decode(&bytes), Ok(record));
                 for len in 0..bytes.len() {
@@ -336,14 +352,18 @@ mod tests {
     /// The bytes of a record are those of `docs/format.md`.
     #[test]
     fn policy_record_bytes() {
-        let record = PolicyRecord { own: consistency(Consistency::Immutable), in_use: true };
+        let mut record = PolicyRecord { in_use: true, ..PolicyRecord::default() };
+        record.own = consistency(Consistency::Immutable);
         assert_eq!(*record.encode().unwrap(), [1, 1, 1, 2, 128, 0]);
+        record.base = NonZeroU64::new(258);
+        let bytes = [1, 1, 1, 2, 3, 8, 0, 0, 0, 0, 0, 0, 1, 2, 128, 0];
+        assert_eq!(*record.encode().unwrap(), bytes);
         for (value, bytes) in [
             (Compression::None, &[1, 2, 1, 0][..]),
             (Compression::Lz4, &[1, 2, 1, 1]),
             (Compression::Zstd(7), &[1, 2, 2, 2, 7]),
         ] {
-            let record = PolicyRecord { own: compression(value), in_use: false };
+            let record = PolicyRecord { own: compression(value), ..PolicyRecord::default() };
             assert_eq!(*record.encode().unwrap(), *bytes);
         }
     }
@@ -365,6 +385,8 @@ mod tests {
             &[1, 2, 2, 2, 20],
             &[1, 2, 1, 1, 1, 1, 0],
             &[1, 5, 0],
+            &[1, 3, 1, 1],
+            &[1, 3, 8, 0, 0, 0, 0, 0, 0, 0, 0],
             &[1, 128, 1, 0],
             &[1, 128, 0, 1, 1, 0],
             &[1, 1, 1, 0, 1, 1, 0],

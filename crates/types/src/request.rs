@@ -413,6 +413,21 @@ pub enum Op {
         /// Where to go on; `None` at the start.
         after: Option<HistoryCursor>,
     },
+    /// Makes a clone of a directory: a directory with a tree of its own, which comes into being
+    /// where it is looked at. The source's owner or the superuser (`EPERM`). Answer:
+    /// [`Answer::Entry`] of it.
+    CloneDir {
+        /// The directory to be cloned.
+        source: InodeId,
+        /// As it was at this snapshot (`ESTALE` if that is gone); `None`: as it is.
+        at: Option<SnapshotId>,
+        /// The place of the clone, which must be free (`EEXIST`).
+        place: PathRef,
+    },
+    /// Has a part of what a clone lacks come into being; the clone is named by the directory that
+    /// [`Op::CloneDir`] made. Its owner or the superuser (`EPERM`). Answer:
+    /// [`Answer::CloneProgress`].
+    CloneStep(InodeId),
 }
 
 /// An inode number in an operation.
@@ -475,7 +490,12 @@ impl Op {
             | Op::SnapshotRename { dir, .. }
             | Op::SnapshotRemove { dir, .. }
             | Op::SnapshotHold { dir, .. }
-            | Op::SnapshotChanges { dir, .. } => visit(Named::Dir(dir)),
+            | Op::SnapshotChanges { dir, .. }
+            | Op::CloneStep(dir) => visit(Named::Dir(dir)),
+            Op::CloneDir { source, place, .. } => {
+                visit(Named::Dir(source));
+                visit(Named::Dir(&mut place.base));
+            }
             Op::SnapshotList { dir, .. } => {
                 dir.iter_mut().for_each(|dir| visit(Named::Dir(dir)));
             }
@@ -514,7 +534,8 @@ impl Op {
             | Op::Unlink(place)
             | Op::RmDir(place, _)
             | Op::Rename(place, ..)
-            | Op::Link(_, place) => Subject::Path(place),
+            | Op::Link(_, place)
+            | Op::CloneDir { place, .. } => Subject::Path(place),
             Op::Commit(Commit { inode, .. })
             | Op::Compact { inode, .. }
             | Op::Clone { to: inode, .. }
@@ -535,6 +556,7 @@ impl Op {
             | Op::Sweep(ino)
             | Op::Chunks { ino, .. }
             | Op::TreeUsage(ino)
+            | Op::CloneStep(ino)
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. }
             | Op::ReadDirPlus { dir: ino, .. } => Subject::Number(*ino),
@@ -576,6 +598,8 @@ impl Op {
             | Op::SnapshotList { .. }
             | Op::SnapshotChanges { .. }
             | Op::SnapshotUsage { .. }
+            // Sent again it does the next part.
+            | Op::CloneStep(_)
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
@@ -601,7 +625,8 @@ impl Op {
             | Op::SnapshotCreate { .. }
             | Op::SnapshotRename { .. }
             | Op::SnapshotRemove { .. }
-            | Op::SnapshotHold { .. } => true,
+            | Op::SnapshotHold { .. }
+            | Op::CloneDir { .. } => true,
         }
     }
 }
@@ -725,6 +750,13 @@ pub enum Answer {
     SnapshotChanges(Box<SnapshotChanges>),
     /// A part of what a snapshot holds.
     SnapshotUsage(SnapshotUsage),
+    /// What [`Op::CloneStep`] did.
+    CloneProgress {
+        /// So many names came into being.
+        names: u64,
+        /// The clone lacks nothing: it stands by itself.
+        done: bool,
+    },
 }
 
 /// How a request ended other than with an answer.

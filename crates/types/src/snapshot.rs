@@ -24,6 +24,9 @@ const REMOVING: u8 = 1;
 /// Flag of a record: [`SnapshotInfo::cutting`].
 const CUTTING: u8 = 2;
 
+/// Flag of a record: [`SnapshotInfo::hidden`].
+const HIDDEN: u8 = 4;
+
 /// Name of the extended attribute of a directory that holds the schedule of its snapshots as text.
 pub const SCHEDULE_XATTR: &[u8] = b"kestrel.snapshot-schedule";
 
@@ -79,6 +82,8 @@ pub struct SnapshotInfo {
     /// is no snapshot yet, and is not listed. At members other than the one that leads snapshots
     /// this may still stand when it is one.
     pub cutting: bool,
+    /// No user sees it: it is there for clones alone, and goes when none of them needs it.
+    pub hidden: bool,
     /// Tags that keep it from being removed, in order, at most [`HOLDS_MAX`].
     pub holds: Vec<Name>,
 }
@@ -91,6 +96,11 @@ pub fn is_snapshot_name(name: &Name) -> bool {
 }
 
 impl SnapshotInfo {
+    /// Whether users see it.
+    pub fn is_shown(&self) -> bool {
+        !self.removing && !self.cutting && !self.hidden
+    }
+
     /// Key of its record.
     pub fn key(&self) -> Key {
         let mut name = RECORD_PREFIX.to_vec();
@@ -105,7 +115,8 @@ impl SnapshotInfo {
         put_string(&mut out, self.name.as_bytes());
         out.extend_from_slice(&self.created.to_be_bytes());
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-        out.push(flag(self.removing, REMOVING) | flag(self.cutting, CUTTING));
+        let [removing, cutting] = [flag(self.removing, REMOVING), flag(self.cutting, CUTTING)];
+        out.push(removing | cutting | flag(self.hidden, HIDDEN));
         put_varint(&mut out, self.holds.len() as u64);
         for tag in &self.holds {
             put_string(&mut out, tag.as_bytes());
@@ -148,7 +159,7 @@ impl SnapshotInfo {
         }
         let (dir, of) = (reader.varint()?, name(&mut reader)?);
         let (created, flags) = (reader.i64()?, reader.u8()?);
-        if flags & !(REMOVING | CUTTING) != 0 {
+        if flags & !(REMOVING | CUTTING | HIDDEN) != 0 {
             return Err(DecodeError("unknown flags"));
         }
         let count = reader.varint()?;
@@ -157,8 +168,8 @@ impl SnapshotInfo {
         }
         let holds = (0..count).map(|_| name(&mut reader)).collect::<Result<_, _>>()?;
         reader.end()?;
-        let (removing, cutting) = (flags & REMOVING != 0, flags & CUTTING != 0);
-        Ok(Self { id, dir, name: of, created, removing, cutting, holds })
+        let [removing, cutting, hidden] = [REMOVING, CUTTING, HIDDEN].map(|bit| flags & bit != 0);
+        Ok(Self { id, dir, name: of, created, removing, cutting, hidden, holds })
     }
 }
 
@@ -166,12 +177,12 @@ impl SnapshotInfo {
 #[inline]
 pub fn is_versioned(table: Table) -> bool {
     use Table::{
-        Chunk, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep, System,
-        Txn, Xattr,
+        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep,
+        System, Txn, Xattr,
     };
     match table {
         Entry | DirStat | DirId | Subdir | Link | Chunk | Xattr | Sweep => true,
-        System | ObjStat | Reap | Moved | Txn | History => false,
+        System | ObjStat | Reap | Moved | Txn | History | Clone => false,
     }
 }
 
@@ -306,6 +317,7 @@ mod tests {
             created: -5,
             removing: true,
             cutting: false,
+            hidden: true,
             holds: vec![name(b"a"), name(&[b'x'; 255])],
         };
         let cut = SnapshotInfo { removing: false, cutting: true, ..info.clone() };

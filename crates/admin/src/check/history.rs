@@ -73,6 +73,7 @@ fn removed(id: SnapshotId) -> Option<SnapshotInfo> {
         created: 0,
         removing: true,
         cutting: false,
+        hidden: false,
         holds: Vec::new(),
     })
 }

@@ -7,10 +7,10 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{Name, PATH_MAX};
-use kestrel_types::policy::PolicyRecord;
+use kestrel_types::policy::{Policy, PolicyRecord};
 
 use super::shares::{ShareWalk, Sums};
-use super::{Check, World, find_records};
+use super::{Check, World, clones, find_records};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{DirId, delete, get_all, put};
 
@@ -50,7 +50,8 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
                 sums.add(&inode);
                 entry_inode(check, &mut world, &key, &inode);
                 if inode.kind == Kind::Dir {
-                    policies |= inode.data != Data::None;
+                    policies |= inode.policy().map_or(true, |said| said.own != Policy::default());
+                    clones::directory(check, &mut world, &key, &inode);
                     lookups.push((inode.ino, key.id, key.suffix.clone()));
                 }
                 check_name(check, &key, Entry::Inode(inode));
@@ -279,7 +280,10 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
         if names > 0 {
             check.totals.bytes = check.totals.bytes.wrapping_add(inode.size);
         }
+        let missing = check.clones.missing_names(key.id);
         match (names, inode.nlink) {
+            // A clone has not given it all its names.
+            (names, nlink) if missing > 0 && names.saturating_add(missing) == nlink => {}
             (0, 0) => {
                 world.open_unlinked += 1;
                 // Of a volume in use it is open now, as it may be.

@@ -171,7 +171,7 @@ fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray_file: &m
 /// Extents of a file that has none are dropped; those of no file at all become one.
 fn dangling(check: &mut Check<'_>, world: &World, file: &File) {
     let path = format!("#{}", file.ino);
-    if world.unjudged.contains(file.ino) {
+    if world.unjudged.contains(file.ino) || check.clones.is_copied(file.ino) {
         return;
     }
     if world.inodes.contains(file.ino) {
@@ -199,6 +199,9 @@ fn xattrs(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         let (key, value) = row?;
         check.row("checking extended attributes");
         let path = format!("#{} {}", key.id, crate::rows::readable(&key.suffix));
+        if check.clones.is_copied(key.id) {
+            continue;
+        }
         if !world.inodes.contains(key.id) {
             let finding = Finding::new(FindingKind::XattrDangling, path, "there is no such inode");
             check.found(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));

@@ -19,7 +19,7 @@ use crate::rows::{DirId, decode_ceiling, decode_xattr, encode_ceiling, encode_xa
 type Object = Map<String, Value>;
 
 /// Names of the tables, by number.
-const TABLES: [(&str, Table); 14] = [
+const TABLES: [(&str, Table); 15] = [
     ("system", Table::System),
     ("entry", Table::Entry),
     ("dirstat", Table::DirStat),
@@ -34,6 +34,7 @@ const TABLES: [(&str, Table); 14] = [
     ("txn", Table::Txn),
     ("sweep", Table::Sweep),
     ("history", Table::History),
+    ("clone", Table::Clone),
 ];
 
 /// A row.
@@ -101,7 +102,7 @@ fn key_shape(table: Table) -> Option<(&'static str, Suffix)> {
         Table::ObjStat => ("object", Suffix::U16("worker")),
         Table::Reap => ("due", Suffix::U64("object")),
         Table::Sweep => ("ino", Suffix::U64("chunk")),
-        Table::Moved | Table::Txn | Table::History => return None,
+        Table::Moved | Table::Txn | Table::History | Table::Clone => return None,
     })
 }
 
@@ -208,9 +209,13 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
             object.insert("referenced".into(), ObjStat::decode(bytes).ok()?.referenced.into());
         }
         Table::Subdir | Table::Reap | Table::Sweep if bytes.is_empty() => {}
-        Table::Subdir | Table::Reap | Table::Sweep | Table::Moved | Table::Txn | Table::History => {
-            return None;
-        }
+        Table::Subdir
+        | Table::Reap
+        | Table::Sweep
+        | Table::Moved
+        | Table::Txn
+        | Table::History
+        | Table::Clone => return None,
     }
     Some(object)
 }
@@ -245,7 +250,7 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
         Table::Xattr => encode_xattr(&get_bytes(object, "value")?),
         Table::ObjStat => ObjStat { referenced: signed("referenced")? }.encode(),
         Table::Subdir | Table::Reap | Table::Sweep => Box::new([]),
-        Table::Moved | Table::Txn | Table::History => return None,
+        Table::Moved | Table::Txn | Table::History | Table::Clone => return None,
     })
 }
 

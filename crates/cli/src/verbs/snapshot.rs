@@ -9,7 +9,7 @@
 
 mod diff;
 mod dot_snap;
-mod place;
+pub(super) mod place;
 mod text;
 
 use std::ffi::OsString;
@@ -69,7 +69,7 @@ enum Action {
 /// What opening a volume takes that no process serves.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Volume at rest")]
-struct KeyArgs {
+pub(super) struct KeyArgs {
     /// File with the credentials of an s3:// store [default: AWS_ACCESS_KEY_ID, … or the machine's]
     #[arg(long, value_name = "FILE")]
     credentials: Option<PathBuf>,
@@ -79,7 +79,7 @@ struct KeyArgs {
 }
 
 impl KeyArgs {
-    fn store(&self) -> StoreArgs {
+    pub(super) fn store(&self) -> StoreArgs {
         let StoreOptions { max_uploads, max_downloads, .. } = StoreOptions::default();
         let (credentials, key_file) = (self.credentials.clone(), self.key_file.clone());
         let (upload_limit, download_limit) = (0, 0);

@@ -25,6 +25,9 @@ const TICK: Duration = Duration::from_millis(250);
 /// Pause after each part of the history that is looked through when snapshots were removed.
 const HISTORY_PAUSE: Duration = Duration::from_millis(2);
 
+/// Pause after each part of a clone that is finished: 512 names take about as long.
+const CLONE_PAUSE: Duration = Duration::from_millis(2);
+
 /// Time between looks for objects to delete.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -170,11 +173,14 @@ impl Fs {
         }
     }
 
-    /// Deletes what large files left behind that were truncated or removed, and what only snapshots
-    /// needed that were removed, unless the file system ends.
+    /// Deletes what large files left behind that were truncated or removed, finishes clones, and
+    /// deletes what only snapshots needed that were removed, unless the file system ends.
     fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
         let Some(node) = self.node() else { return Ok(()) };
         while !*stop.0.lock() && node.sweep()? {}
+        while !*stop.0.lock() && node.tidy_clones()? {
+            std::thread::sleep(CLONE_PAUSE);
+        }
         while !*stop.0.lock() && node.tidy_history()? {
             std::thread::sleep(HISTORY_PAUSE);
         }

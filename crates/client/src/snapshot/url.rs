@@ -175,6 +175,7 @@ mod tests {
             created: 0,
             removing: false,
             cutting: false,
+            hidden: false,
             holds: Vec::new(),
         };
         assert_eq!(listed_name(&of(20, name(b"a")), 20), Some(name(b"a")));

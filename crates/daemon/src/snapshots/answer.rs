@@ -15,6 +15,8 @@
 //! | `changes` | `dir`, `older`, `newer`, `files`, `after` | a page: [`super::changes`] |
 //! | `removal` | `at`, `after` | rows and bytes that removing a snapshot would give back |
 //! | `usage` | `at`, `dir` | files, directories and bytes of the tree |
+//! | `clone` | directory, `snapshot` or `null`, `to`: a directory, `name` | `{"dir": number}` |
+//! | `clone-step` | directory | `{"names": count, "done": …}`, for `kestrel clone --eager` |
 //!
 //! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of
 //! bytes if they are not UTF-8.
@@ -98,6 +100,11 @@ impl SnapshotEndpoint<'_> {
             "removal" => changes::removal(&calls, question),
             "ranges" => ranges(&calls, question),
             "usage" => usage(&calls, question),
+            "clone" => clone_dir(&calls, question),
+            "clone-step" => {
+                let step = calls.clone_step(dir()?).map_err(|why| told(&why))?;
+                Ok(json!({ "names": step.names, "done": step.done }))
+            }
             other => Err(format!(
                 "the serving process does not know snapshot {other:?}; it may be older than this \
                  program"
@@ -115,10 +122,7 @@ impl SnapshotEndpoint<'_> {
 
     /// A snapshot for programs; the `.snap` of `dir` shows it.
     fn describe(&self, one: &SnapshotInfo, dir: Option<InodeId>) -> Value {
-        let mut shown = one.name.as_bytes().to_vec();
-        if dir.is_some_and(|dir| dir != one.dir) {
-            shown = [b"_", one.name.as_bytes(), format!("_{}", one.dir).as_bytes()].concat();
-        }
+        let shown = shown_name(one, dir.unwrap_or(one.dir));
         let path = self.engine.and_then(|engine| path_of(engine, one.dir));
         json!({
             "id": one.id,
@@ -155,6 +159,14 @@ impl SnapshotEndpoint<'_> {
         let text = record::read(&root, dir).map_err(|why| told(&why))?;
         let damaged = text.as_deref().and_then(|text| SnapshotSchedule::parse(text).err());
         Ok(json!({ "dir": dir, "schedule": text, "damaged": damaged }))
+    }
+}
+
+/// How the `.snap` of a directory shows a snapshot.
+fn shown_name(one: &SnapshotInfo, dir: InodeId) -> Vec<u8> {
+    match dir == one.dir {
+        true => one.name.as_bytes().to_vec(),
+        false => [b"_", one.name.as_bytes(), format!("_{}", one.dir).as_bytes()].concat(),
     }
 }
 
@@ -286,6 +298,42 @@ fn ranges(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> 
     };
     let ranges = changed_ranges(calls, &file("before")?, &file("after")?);
     Ok(json!(ranges.map_err(|why| told(&why))?))
+}
+
+/// Makes a clone of a directory, of a snapshot if the question names one as `.snap` does.
+fn clone_dir(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+    let source = directory(calls, question)?;
+    let at = match question["snapshot"] {
+        Value::Null => None,
+        _ => Some(snapshot_of(calls, source, &name_of(question, "snapshot")?)?),
+    };
+    let parent = directory(calls, &question["to"])?;
+    let place = PathRef::new(parent, name_of(question, "name")?);
+    let made = calls.clone_dir((source, at), place).map_err(|why| clone_told(&why))?;
+    Ok(json!({ "dir": made.ino }))
+}
+
+/// The snapshot that the `.snap` of a directory shows with this name.
+fn snapshot_of(
+    calls: &SnapshotCalls<'_>,
+    dir: InodeId,
+    shown: &Name,
+) -> Result<SnapshotId, String> {
+    let found = calls.list(Some(dir), true).map_err(|why| told(&why))?;
+    let is_it = |one: &&SnapshotInfo| *shown_name(one, dir) == *shown.as_bytes();
+    found.iter().find(is_it).map(|one| one.id).ok_or_else(|| {
+        let name = String::from_utf8_lossy(shown.as_bytes());
+        format!("there is no snapshot {name}; `kestrel snapshot list` shows those that there are")
+    })
+}
+
+/// What a clone fails with: the place of the clone is meant, not a snapshot.
+fn clone_told(why: &FsError) -> String {
+    match why.errno {
+        libc::EEXIST => "the name of the clone is taken; choose another one".into(),
+        libc::EACCES => format!("{}; the clone's directory must be writable", why.reason),
+        _ => why.reason.to_string(),
+    }
 }
 
 fn usage(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {

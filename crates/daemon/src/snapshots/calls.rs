@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use kestrel_client::Fs;
+use kestrel_client::fs::clones::CloneProgress;
 use kestrel_client::fs::{self, Caller, into_inode, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
@@ -142,6 +143,26 @@ impl<'a> SnapshotCalls<'a> {
     /// Those of the call.
     pub fn hold(&self, dir: InodeId, name: Name, tag: Name, hold: bool) -> FsResult<()> {
         wait(|done| self.fs.hold_snapshot(self.caller(), (dir, name), (tag, hold), done))
+    }
+
+    /// [`Fs::clone_dir`].
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn clone_dir(
+        &self,
+        source: (InodeId, Option<SnapshotId>),
+        place: PathRef,
+    ) -> FsResult<Inode> {
+        wait(|done| self.fs.clone_dir(self.caller(), source, place, done))
+    }
+
+    /// [`Fs::clone_step`].
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn clone_step(&self, dir: InodeId) -> FsResult<CloneProgress> {
+        wait(|done| self.fs.clone_step(self.caller(), dir, done))
     }
 
     /// The caller for calls that do not depend on groups.

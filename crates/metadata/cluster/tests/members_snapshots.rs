@@ -38,6 +38,7 @@ fn snapshot(cluster: &mut Cluster, dir: u64, name: &[u8]) -> SnapshotId {
         created: 1,
         removing: false,
         cutting: false,
+        hidden: false,
         holds: Vec::new(),
     };
     for member in cluster.members.values() {

@@ -4,6 +4,7 @@
 //! see them, and are undone if the operation or the batch fails. Everything else waits until the
 //! batch has committed.
 
+use kestrel_types::clone::CloneInfo;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::snapshot::SnapshotInfo;
 use rustc_hash::FxHashSet;
@@ -82,6 +83,8 @@ pub struct Effects {
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
     /// Records of snapshots that it writes.
     pub snapshots: Vec<SnapshotInfo>,
+    /// Records of clones that it writes.
+    pub clones: Vec<CloneInfo>,
     /// Objects that it adds references to.
     pub referred: Vec<ObjectId>,
     /// Change of the volume's figures: files, directories, bytes.
@@ -96,6 +99,7 @@ pub struct Mark {
     sweeps: usize,
     made: usize,
     snapshots: usize,
+    clones: usize,
     usage: [i64; 3],
 }
 
@@ -116,6 +120,7 @@ impl Effects {
             sweeps: self.sweeps.len(),
             made: self.dirs_made.len(),
             snapshots: self.snapshots.len(),
+            clones: self.clones.len(),
             usage: self.usage,
         }
     }
@@ -136,6 +141,7 @@ impl Effects {
         self.sweeps.truncate(mark.sweeps);
         self.dirs_made.truncate(mark.made);
         self.snapshots.truncate(mark.snapshots);
+        self.clones.truncate(mark.clones);
         self.usage = mark.usage;
     }
 
@@ -162,6 +168,7 @@ impl Effects {
         self.dirs_changed.clear();
         self.dirs_made.clear();
         self.snapshots.clear();
+        self.clones.clear();
         self.referred.clear();
         self.usage = [0; 3];
     }

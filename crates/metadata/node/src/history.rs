@@ -259,6 +259,6 @@ pub fn commit_moved(
     below.commit(kind, rows)
 }
 
-fn damaged(what: &str, why: &DecodeError) -> EngineError {
+pub(crate) fn damaged(what: &str, why: &DecodeError) -> EngineError {
     EngineError::Corrupt(format!("metadata: damaged row: {what}: {why}; run kestrel fsck"))
 }

@@ -54,6 +54,7 @@
 //! | [`session`] | what clients hold: open files; what they claim after a restart |
 //! | [`txn`] | answers already given, so that a request is executed once |
 //! | [`history`] | what rows were at snapshots |
+//! | [`clones`] | clones that are not finished |
 //! | [`tokens`] | records of tokens |
 //! | [`ids`] | numbers of inodes and objects, and timestamps, given out once |
 //! | [`owners`], [`locks`], [`lease`], [`sums`] | what a node of a cluster knows of the others |
@@ -68,6 +69,7 @@
 //!   that power loss could take back.
 //! - A numbered request that changed something is executed once, also across a restart ([`txn`]).
 
+pub mod clones;
 pub mod content;
 pub mod effects;
 pub mod history;

@@ -6,6 +6,7 @@
 //! | `node/dispatch.rs` | requests to workers, batches, and replies |
 //! | `node/caller.rs` | requests that need no worker |
 //! | `node/clients.rs` | numbered requests, sessions and claims of opens |
+//! | `node/clones.rs` | clones: names for directories that lack them |
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
 //! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
@@ -26,6 +27,7 @@
 
 mod caller;
 mod clients;
+mod clones;
 mod dispatch;
 mod gc;
 mod multi_node;

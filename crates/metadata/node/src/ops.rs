@@ -26,6 +26,7 @@
 //! | `ops/chunks.rs` | Chunks: the extents of a stretch of a file |
 //! | `ops/commit.rs` | Commit: new content of a file |
 //! | `ops/clone.rs` | Clone: shares stored bytes between files |
+//! | `ops/clone_dir.rs` | CloneDir: makes a clone of a directory |
 //! | `ops/compact.rs` | Compact: fewer extents for the same bytes |
 //! | `ops/sweep.rs` | Sweep: deletes chunks that were cut off |
 //! | `ops/locate.rs` | Locate: files by number alone |
@@ -37,6 +38,7 @@ pub mod accessed;
 pub mod acl;
 pub mod chunks;
 pub mod clone;
+pub mod clone_dir;
 pub mod commit;
 pub mod compact;
 pub mod create;
@@ -123,9 +125,11 @@ fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::SnapshotHold { dir, name, tag, hold } => {
             snapshot::hold(view, creds, (*dir, name), tag, *hold)
         }
+        Op::CloneDir { source, at, place } => clone_dir::run(view, creds, *source, *at, place),
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
         | Op::Chunks { .. }
+        | Op::CloneStep(_)
         | Op::AllocObjects(_)
         | Op::Locate { .. }
         | Op::Usage
@@ -168,10 +172,13 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         | Op::SnapshotCreate { .. }
         | Op::SnapshotRename { .. }
         | Op::SnapshotRemove { .. }
-        | Op::SnapshotHold { .. } => RunsOn::Exclusive,
-        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => {
-            RunsOn::Caller
-        }
+        | Op::SnapshotHold { .. }
+        | Op::CloneDir { .. } => RunsOn::Exclusive,
+        Op::ReadDir { .. }
+        | Op::ReadDirPlus { .. }
+        | Op::Chunks { .. }
+        | Op::TreeUsage(_)
+        | Op::CloneStep(_) => RunsOn::Caller,
         _ => match op.subject() {
             Subject::Path(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),

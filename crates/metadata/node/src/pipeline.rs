@@ -23,6 +23,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
+use kestrel_types::snapshot::SnapshotId;
 
 use crate::effects::{Effects, Mark};
 use crate::ids::{Allocator, Block, Timestamps};
@@ -82,6 +83,10 @@ pub enum StepOutcome {
     Move(RunsOn, Route),
     /// Rows of this file have to be deleted first, from this chunk on.
     Sweep(InodeId, u64),
+    /// This directory has to get the names first that it lacks as a part of a clone.
+    Based(InodeId),
+    /// This directory has to be read first, as it was at the snapshot.
+    CloneSource(InodeId, SnapshotId),
     /// It concerns other nodes too: its sender hears why.
     Elsewhere(NotAloneReason),
 }
@@ -320,6 +325,13 @@ fn execute(
     scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
+        if !scratch.effects.clones.is_empty() {
+            // A clone's source is as it is at its batch's end.
+            let again = StepOutcome::Move(RunsOn::Exclusive, job.route.clone());
+            let (wait, no) = (0, false);
+            steps.push(BatchStep { verdict: again, wait, changed: no, session: no, depends: no });
+            continue;
+        }
         loop {
             let mark = scratch.effects.mark();
             let (result, wait, depends) =
@@ -391,6 +403,8 @@ fn verdict_of(stop: Stop) -> Option<StepOutcome> {
         Stop::Exclusive => Some(StepOutcome::Move(RunsOn::Exclusive, Route::AsAsked)),
         Stop::Forward(worker, route) => Some(StepOutcome::Move(RunsOn::Worker(worker), route)),
         Stop::Unswept(ino, first) => Some(StepOutcome::Sweep(ino, first)),
+        Stop::Based(dir) => Some(StepOutcome::Based(dir)),
+        Stop::CloneSource(dir, at) => Some(StepOutcome::CloneSource(dir, at)),
         Stop::Away => Some(StepOutcome::Elsewhere(NotAloneReason::Away)),
         Stop::Locked => Some(StepOutcome::Elsewhere(NotAloneReason::Locked)),
         Stop::Dentry(want) => Some(StepOutcome::Elsewhere(NotAloneReason::Dentry(want))),
@@ -430,10 +444,16 @@ fn commit(
             if !scratch.effects.snapshots.is_empty() {
                 crash::point("snapshot.record.before");
             }
+            if !scratch.effects.clones.is_empty() {
+                crash::point("clone.record.before");
+            }
             position = context.engine.commit(kind, mutations)?;
             crash::point("node.commit.after");
             if !scratch.effects.snapshots.is_empty() {
                 crash::point("snapshot.record.committed");
+            }
+            if !scratch.effects.clones.is_empty() {
+                crash::point("clone.record.committed");
             }
             context.core.note_links(links);
         }
@@ -466,6 +486,9 @@ fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
     }
     for info in effects.snapshots.drain(..) {
         core.snapshots.put(info, position);
+    }
+    for info in effects.clones.drain(..) {
+        core.clones.put(info);
     }
     for (ino, first) in effects.sweeps.drain(..) {
         core.sweeps.set(ino, first);

@@ -6,6 +6,7 @@ use kestrel_types::codec::DecodeError;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::Outcome;
+use kestrel_types::snapshot::SnapshotId;
 
 use crate::history::at::GONE;
 
@@ -58,6 +59,11 @@ pub enum Stop {
     Stopped,
     /// It makes a snapshot of several nodes, and nothing is in the way of that.
     Cut,
+    /// It needs the names of this directory, which belongs to a clone and has not all of them: run
+    /// it when it has ([`crate::node`], clones).
+    Based(InodeId),
+    /// It clones this directory as it was at a snapshot: run it when that has been read.
+    CloneSource(InodeId, SnapshotId),
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
@@ -82,6 +88,8 @@ impl Stop {
             | Stop::Leased(_)
             | Stop::Stopped
             | Stop::Cut
+            | Stop::Based(_)
+            | Stop::CloneSource(..)
             | Stop::Unleased => Outcome::Failed(FsError::new(
                 libc::EIO,
                 "metadata: a check stopped without a reason",

@@ -47,6 +47,7 @@ use kestrel_types::name::NAME_MAX;
 use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, place_of};
 use kestrel_types::stat::DirStat;
 
+use crate::clones::KnownClones;
 use crate::effects::Effects;
 use crate::history::known::KnownSnapshots;
 use crate::ids::Block;
@@ -94,6 +95,8 @@ pub struct Core {
     pub grace: Nanos,
     /// The volume's snapshots.
     pub snapshots: Arc<KnownSnapshots>,
+    /// The volume's clones that are not finished.
+    pub clones: KnownClones,
     /// What is served is a snapshot: nothing changes, and opens are not counted.
     pub is_snapshot: bool,
     /// The node is one of several that share the volume.

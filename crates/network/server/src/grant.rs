@@ -399,6 +399,8 @@ fn is_of_snapshots(op: &Op) -> bool {
             | Op::SnapshotList { .. }
             | Op::SnapshotChanges { .. }
             | Op::SnapshotUsage { .. }
+            | Op::CloneDir { .. }
+            | Op::CloneStep(_)
     )
 }
 
@@ -415,7 +417,7 @@ fn changes(op: &Op) -> bool {
     match op {
         Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write || flags.truncate,
         Op::Release(_) => false,
-        Op::AllocObjects(_) => true,
+        Op::AllocObjects(_) | Op::CloneStep(_) => true,
         op => op.is_numbered(),
     }
 }

@@ -57,6 +57,8 @@ const SNAPSHOT_HOLD: u8 = 43;
 const SNAPSHOT_LIST: u8 = 44;
 const SNAPSHOT_CHANGES: u8 = 45;
 const SNAPSHOT_USAGE: u8 = 46;
+const CLONE_DIR: u8 = 47;
+const CLONE_STEP: u8 = 48;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -270,6 +272,12 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
             put_id(SNAPSHOT_USAGE, *snapshot, w);
             w.cursor(after.as_ref());
         }
+        Op::CloneDir { source, at, place } => {
+            put_id(CLONE_DIR, *source, w);
+            put_expected(*at, w);
+            w.place(place);
+        }
+        Op::CloneStep(dir) => put_id(CLONE_STEP, *dir, w),
     }
 }
 
@@ -390,6 +398,8 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             after: basic::cursor(r)?,
         },
         SNAPSHOT_USAGE => Op::SnapshotUsage { snapshot: r.varint()?, after: basic::cursor(r)? },
+        CLONE_DIR => Op::CloneDir { source: r.varint()?, at: expected(r)?, place: place(r)? },
+        CLONE_STEP => Op::CloneStep(r.varint()?),
         _ => return Err(DecodeError("unknown operation")),
     })
 }

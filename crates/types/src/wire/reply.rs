@@ -29,6 +29,7 @@ const ENTRIES_PLUS: u8 = 15;
 const SNAPSHOTS: u8 = 16;
 const SNAPSHOT_CHANGES: u8 = 17;
 const SNAPSHOT_USAGE: u8 = 18;
+const CLONE_PROGRESS: u8 = 19;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -143,6 +144,11 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             [rows, bytes].into_iter().for_each(|number| w.varint(*number));
             w.cursor(next.as_ref());
         }
+        Answer::CloneProgress { names, done } => {
+            w.u8(CLONE_PROGRESS);
+            w.varint(*names);
+            w.u8(u8::from(*done));
+        }
     }
 }
 
@@ -153,8 +159,8 @@ fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
 }
 
 fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
-    // A client hears of no snapshot that is being made.
-    let SnapshotInfo { id, dir, name, created, removing, cutting: _, holds } = snapshot;
+    // A client hears of no snapshot that is being made or is hidden.
+    let SnapshotInfo { id, dir, name, created, removing, cutting: _, hidden: _, holds } = snapshot;
     w.varint(*id);
     w.varint(*dir);
     w.name(name);
@@ -253,6 +259,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
             bytes: r.varint()?,
             next: basic::cursor(r)?,
         }),
+        CLONE_PROGRESS => Answer::CloneProgress { names: r.varint()?, done: basic::boolean(r)? },
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
         NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
         CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),
@@ -278,6 +285,7 @@ fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {
         created: r.i64()?,
         removing: basic::boolean(r)?,
         cutting: false,
+        hidden: false,
         holds: list(r, HOLDS_MAX, 2, basic::name)?,
     })
 }

@@ -386,6 +386,9 @@ fn ops() -> Vec<(&'static str, Op)> {
             },
         ),
         ("op-snapshot-usage", Op::SnapshotUsage { snapshot: 5000, after: None }),
+        ("op-clone-dir", Op::CloneDir { source: 77, at: None, place: place() }),
+        ("op-clone-dir-at", Op::CloneDir { source: 77, at: Some(5000), place: place() }),
+        ("op-clone-step", Op::CloneStep(300)),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }
@@ -477,6 +480,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 created: 1_700_000_000_000_000_000,
                 removing: false,
                 cutting: false,
+                hidden: false,
                 holds: vec![name("backup")],
             }]),
         ),
@@ -513,6 +517,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 next: Some([1, 2].into()),
             }),
         ),
+        ("answer-clone-progress", Answer::CloneProgress { names: 512, done: false }),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];
     let outcomes = vec![

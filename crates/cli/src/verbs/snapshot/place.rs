@@ -56,7 +56,7 @@ pub struct Place {
 
 /// The volume and the directory in `VOLUME:/dir`, or in `VOLUME:#INODE`, by which a directory is
 /// named that has been removed.
-fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
     // The scheme of a URL ends so, too.
     let from = text.windows(3).position(|three| three == b"://").map_or(0, |at| at + 3);
     let is_end = |two: &[u8]| matches!(two, b":/" | b":#");
@@ -155,6 +155,11 @@ impl Place {
             Some(dir) => dir.join(dot_snap::NAME).join(name).display().to_string(),
             None => format!("{}@{}", self.shown, name.to_string_lossy()),
         }
+    }
+
+    /// The path of the directory in a mount, if it was named by one.
+    pub fn mounted(&self) -> Option<&Path> {
+        self.mounted.as_deref()
     }
 
     /// As it was given.

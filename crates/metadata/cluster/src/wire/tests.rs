@@ -94,6 +94,7 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
     (prop::sample::select(values.to_vec()), prop::sample::select(codings.to_vec()), any::<bool>())
         .prop_map(|(consistency, compression, in_use)| PolicyRecord {
             own: Policy { consistency, compression },
+            base: None,
             in_use,
         })
         .boxed()
@@ -283,6 +284,7 @@ fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
                 created,
                 removing,
                 cutting,
+                hidden: false,
                 holds,
             })
     };

@@ -210,7 +210,7 @@ fn dirs() -> Vec<(&'static str, Message)> {
     let named = Box::new([Named { group: false, id: 1001, perm: 7 }]);
     let acls = Acls::new(Some(AccessAcl { group_obj: 5, named }), None);
     let own = Policy { consistency: Some(Consistency::Immutable), compression: None };
-    let policy = PolicyRecord { own, in_use: true };
+    let policy = PolicyRecord { own, base: None, in_use: true };
     vec![
         ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
         ("fetch-by-id", fetch(Want::Id(5 << 24))),
@@ -369,6 +369,7 @@ fn snapshots() -> Vec<(&'static str, Message)> {
         created: 1_700_000_000_000_000_000,
         removing: false,
         cutting: true,
+        hidden: false,
         holds: vec![],
     };
     let held = SnapshotInfo { cutting: false, holds: vec![name(b"tag")], ..info.clone() };

@@ -134,12 +134,11 @@ impl KnownSnapshots {
         self.list.read().binary_search_by_key(&id, |known| known.info.id).is_ok()
     }
 
-    /// One of this directory that has been made and is not being removed.
+    /// One of this directory that users see.
     pub fn find(&self, dir: InodeId, name: &Name) -> Option<Arc<Known>> {
         let list = self.list.read();
         let is_it = |known: &&Arc<Known>| {
-            let info = &known.info;
-            (info.dir, &info.name) == (dir, name) && !info.removing && !info.cutting
+            (known.info.dir, &known.info.name) == (dir, name) && known.info.is_shown()
         };
         list.iter().find(is_it).cloned()
     }

@@ -19,7 +19,8 @@ use super::dispatch::several;
 use super::reply_thread::PendingReply;
 use super::snapshot_changes::Compared;
 use super::{Durability, Node};
-use crate::ops::{chunks, locate, policy, readdir, usage};
+use crate::clones::WITHOUT_NAMES;
+use crate::ops::{chunks, locate, policy, readdir};
 use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline;
@@ -180,8 +181,9 @@ impl Node {
             }
             Op::TreeUsage(dir) => {
                 self.place_of(*dir, wait)?;
-                Ok(Answer::Usage(usage::tree(&*self.engine, *dir)?))
+                Ok(Answer::Usage(self.tree_usage(None, *dir)?))
             }
+            Op::CloneStep(dir) => self.clone_step(&request.creds, *dir),
             // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
             // there, and the halves that participants have yet to make are on record. So there is
             // nobody to ask.
@@ -241,6 +243,14 @@ impl Node {
         };
         if check != 0 {
             perm::check(creds, &dentry.guard, check).map_err(Stop::without_rows)?;
+        }
+        if dentry.policy.base.is_some() {
+            if self.core.is_snapshot {
+                self.core.clones.want(dir);
+                return Err(WITHOUT_NAMES.into());
+            }
+            self.give_all_names(dir)?;
+            *wait = self.committed.load(Ordering::Relaxed);
         }
         Ok(dentry.parent)
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kestrel_types::error::FsError;
-use kestrel_types::ids::Position;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::op_kind;
 use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
@@ -17,6 +17,7 @@ use parking_lot::MutexGuard;
 
 use super::reply_thread::PendingReply;
 use super::{Durability, Node};
+use crate::clones::WITHOUT_NAMES;
 use crate::lease::LeaseView;
 use crate::ops::RunsOn;
 use crate::pipeline::{self, BatchContext, BatchScratch, StepOutcome};
@@ -271,7 +272,7 @@ impl Node {
         if moves.is_empty() {
             jobs.clear();
         } else {
-            self.move_on(counters, end, jobs, moves, after);
+            self.move_on(worker, end, jobs, moves, after);
         }
     }
 
@@ -279,12 +280,13 @@ impl Node {
     #[cold]
     fn move_on(
         &self,
-        counters: &WorkerCounters,
+        worker: usize,
         end: Instant,
         jobs: &mut VecDeque<QueuedRequest>,
         moves: Vec<(usize, StepOutcome)>,
         after: &mut BatchOutcome,
     ) {
+        let counters = &self.counters[worker];
         let mut moves = moves.into_iter().peekable();
         for (number, mut job) in jobs.drain(..).enumerate() {
             let Some((_, verdict)) = moves.next_if(|(of, _)| *of == number) else { continue };
@@ -306,6 +308,14 @@ impl Node {
                         _ => self.core.workers,
                     };
                     self.send_on(to, job, after);
+                }
+                StepOutcome::Based(dir) => {
+                    let done = self.names_for_job(worker, dir);
+                    self.again_after(done, counters, end, job, after);
+                }
+                StepOutcome::CloneSource(dir, at) => {
+                    let done = self.read_clone_source(dir, at);
+                    self.again_after(done, counters, end, job, after);
                 }
                 // The node's member has them deleted, and may find rows lent.
                 StepOutcome::Sweep(..) if self.shares_volume() => match job.sink {
@@ -347,6 +357,34 @@ impl Node {
                     self.send_on(self.core.workers, job, after);
                 }
             }
+        }
+    }
+
+    /// Gives a directory of a clone some of the names that a job needs, if every worker's state is
+    /// held.
+    fn names_for_job(&self, worker: usize, dir: InodeId) -> FsResult<()> {
+        if self.core.is_snapshot {
+            self.core.clones.want(dir);
+            return Err(WITHOUT_NAMES);
+        }
+        if worker == self.core.workers { self.give_names(dir).map(drop) } else { Ok(()) }
+    }
+
+    /// Has a job run again with every worker's state held, unless what it needed failed.
+    fn again_after(
+        &self,
+        done: FsResult<()>,
+        counters: &WorkerCounters,
+        end: Instant,
+        job: QueuedRequest,
+        after: &mut BatchOutcome,
+    ) {
+        let Err(error) = done else { return self.send_on(self.core.workers, job, after) };
+        let kind = op_kind::kind(&job.request.op);
+        counters.reply(kind, true, end.saturating_duration_since(job.since));
+        match job.sink {
+            ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(error.into()))),
+            sink => after.replies.push((sink, Err(error.into()))),
         }
     }
 

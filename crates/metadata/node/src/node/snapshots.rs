@@ -13,12 +13,13 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_counters::WorkerCounters;
-use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use parking_lot::{Condvar, Mutex};
 
 use super::reply_thread::{Replies, ReplyThread};
 use super::{Durability, Node};
+use crate::clones::{KnownClones, WITHOUT_NAMES};
 use crate::history::at::{GONE, SnapshotEngine};
 use crate::history::known::Known;
 use crate::history::removal::Pass;
@@ -158,7 +159,8 @@ fn reads(op: &Op) -> bool {
         | Op::At(..)
         | Op::SnapshotList { .. }
         | Op::SnapshotChanges { .. }
-        | Op::SnapshotUsage { .. } => false,
+        | Op::SnapshotUsage { .. }
+        | Op::CloneStep(_) => false,
         op => !op.is_numbered(),
     }
 }
@@ -174,10 +176,7 @@ impl Node {
         };
         let request = Request { creds: creds.clone(), op: op.clone() };
         let Some(cluster) = &self.core.cluster else {
-            return Some(match op {
-                Op::Usage => self.answer(&request, &mut 0),
-                _ => node.call(request),
-            });
+            return Some(self.at_snapshot_alone(&node, snapshot, request));
         };
         let table = cluster.table();
         if needs_all_nodes(op) && !table.is_alone() {
@@ -194,6 +193,29 @@ impl Node {
         };
         // What was read may be another node's by now, and gone from here.
         reply.filter(|_| Arc::ptr_eq(&table, &cluster.table()))
+    }
+
+    /// The same at a node that has the volume alone. A directory of a clone that has not all its
+    /// names gets them first.
+    fn at_snapshot_alone(&self, node: &Self, snapshot: SnapshotId, request: Request) -> Reply {
+        match request.op {
+            Op::Usage => return self.answer(&request, &mut 0),
+            Op::TreeUsage(dir) => {
+                node.place_of(dir, &mut 0)?;
+                return Ok(Answer::Usage(self.tree_usage(Some(snapshot), dir)?));
+            }
+            _ => {}
+        }
+        loop {
+            let reply = node.call(request.clone());
+            if reply != Err(Outcome::Failed(WITHOUT_NAMES)) {
+                return reply;
+            }
+            for dir in node.core.clones.take_wanted() {
+                self.give_all_names(dir)?;
+                node.core.replica.remove(dir);
+            }
+        }
     }
 
     /// Fails unless an operation only reads, at a snapshot that there is.
@@ -235,7 +257,7 @@ impl Node {
 
     /// Whether a snapshot may be seen: once it is durable, before which nobody was told of it.
     pub(super) fn is_shown(&self, known: &Known) -> bool {
-        known.made_at <= self.engine.durable()
+        !known.info.hidden && known.made_at <= self.engine.durable()
     }
 
     /// Whether a snapshot is listed: it is not one before all nodes keep rows for it.
@@ -251,7 +273,8 @@ impl Node {
     /// A node over the rows of a snapshot.
     fn open_at(&self, snapshot: SnapshotId) -> FsResult<Self> {
         let snapshots = self.core.snapshots.clone();
-        let engine = SnapshotEngine::new(self.engine.clone(), snapshots.clone(), snapshot);
+        let engine: Arc<dyn Engine> =
+            Arc::new(SnapshotEngine::new(self.engine.clone(), snapshots.clone(), snapshot));
         let workers = self.core.workers;
         let core = Core {
             replica: Replica::new(self.snapshot_nodes.replica_bytes),
@@ -267,6 +290,7 @@ impl Node {
             scan_rows: self.core.scan_rows,
             grace: self.core.grace,
             snapshots,
+            clones: KnownClones::default(),
             is_snapshot: true,
             cluster: self
                 .core
@@ -279,7 +303,7 @@ impl Node {
         })?;
         Ok(Self {
             below: self.below.clone(),
-            engine: Arc::new(engine),
+            engine,
             clock: self.clock.clone(),
             // Nothing that it reads changes or is lost.
             durability: Durability::Fsync,

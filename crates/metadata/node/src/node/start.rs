@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::reply_thread::ReplyThread;
 use super::snapshots::SnapshotNodes;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
+use crate::clones::KnownClones;
 use crate::history::HistoryLayer;
 use crate::history::known::KnownSnapshots;
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key, with_history};
@@ -197,6 +198,7 @@ impl Node {
         }
         let share = cluster.as_ref().map_or(HISTORY_SHARE, |cluster| history_share_of(cluster.me));
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
+        let clones = KnownClones::read(&*engine).map_err(engine_error)?;
         let (snapshots, below) = (Arc::new(snapshots), engine);
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
@@ -280,6 +282,7 @@ impl Node {
             scan_rows: config.scan_rows.max(1),
             grace: config.grace,
             snapshots,
+            clones,
             is_snapshot: false,
             cluster: cluster.map(Box::new),
         };
@@ -320,8 +323,8 @@ impl Node {
         Ok(Arc::new(node))
     }
 
-    /// Deletes files without names: those that were open when the node stopped.
-    fn delete_orphans(&self, orphans: Vec<InodeId>) -> FsResult<()> {
+    /// Deletes files without names that are not open: those that were when the node stopped.
+    pub(super) fn delete_orphans(&self, orphans: Vec<InodeId>) -> FsResult<()> {
         for ino in orphans {
             self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
             if let Err(why) = self.call(Request { creds: Creds::root(), op: Op::Release(ino) }) {

@@ -109,7 +109,7 @@ fn check_cycles(
 }
 
 /// Whether `above` is `dir` or one of the directories above it.
-fn is_above(view: &mut View<'_>, above: InodeId, mut dir: InodeId) -> Run<bool> {
+pub fn is_above(view: &mut View<'_>, above: InodeId, mut dir: InodeId) -> Run<bool> {
     loop {
         if dir == above {
             return Ok(true);

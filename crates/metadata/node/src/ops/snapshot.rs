@@ -45,18 +45,44 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
         created: view.now,
         removing: false,
         cutting: false,
+        hidden: false,
         holds: Vec::new(),
     };
-    let shares = system_key("shares");
-    let shares = view.rows.cell(shares.table, shares.id, shares.suffix);
-    let newer = view.bytes(shares)?.and_then(|row| with_history(row, true));
-    let record = record_cell(view, &info);
+    let new = NewSnapshot::prepare(view, info.clone())?;
     view.begin()?;
-    if let Some(newer) = newer {
-        view.put(shares, Value::Bytes(newer));
-    }
-    put(view, record, info.clone());
+    new.apply(view);
     Ok(Answer::Snapshots(vec![info]))
+}
+
+/// A snapshot that is made.
+pub struct NewSnapshot {
+    info: SnapshotInfo,
+    record: CellId,
+    /// The row by which programs that know no history refuse the volume, if it has to change.
+    shares: Option<(CellId, Box<[u8]>)>,
+}
+
+impl NewSnapshot {
+    /// Reads what is needed.
+    pub fn prepare(view: &mut View<'_>, info: SnapshotInfo) -> Run<Self> {
+        if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
+            return Err(fail(libc::ENOSPC, "a volume has at most 65536 snapshots: remove some"));
+        }
+        let shares = system_key("shares");
+        let shares = view.rows.cell(shares.table, shares.id, shares.suffix);
+        let newer = view.bytes(shares)?.and_then(|row| with_history(row, true));
+        let record = record_cell(view, &info);
+        Ok(Self { info, record, shares: newer.map(|newer| (shares, newer)) })
+    }
+
+    /// Writes it.
+    pub fn apply(self, view: &mut View<'_>) {
+        let Self { info, record, shares } = self;
+        if let Some((cell, newer)) = shares {
+            view.put(cell, Value::Bytes(newer));
+        }
+        put(view, record, info);
+    }
 }
 
 /// Runs SnapshotRename.
@@ -88,7 +114,11 @@ pub fn remove(view: &mut View<'_>, creds: &Creds, of: (InodeId, &Name)) -> Run<A
             format!("the snapshot is held by {tag:?}: release it first"),
         )));
     }
-    info.removing = true;
+    match view.core.clones.stands_on(info.id) {
+        // It goes when they are finished.
+        true => info.hidden = true,
+        false => info.removing = true,
+    }
     change(view, info)
 }
 
@@ -119,7 +149,7 @@ pub fn hold(
 /// What all changes of snapshots begin with. One of them a batch: each sees what those before it
 /// have done, and has a timestamp of its own. A refusal, too, tells what snapshots there are.
 fn begin(view: &mut View<'_>) -> Run<()> {
-    view.need_exclusive()?;
+    alone_in_batch(view)?;
     view.wait = view.wait.max(view.core.snapshots.changed_at());
     // The next leader of snapshots knows what this one had on record when it was frozen.
     let hands_over = |table: &MapView| {
@@ -129,7 +159,14 @@ fn begin(view: &mut View<'_>) -> Run<()> {
     if view.core.snapshots.is_cutting() || view.table.is_some_and(hands_over) {
         return Err(Stop::Stopped);
     }
-    if view.effects.snapshots.is_empty() { Ok(()) } else { Err(Stop::Exclusive) }
+    Ok(())
+}
+
+/// Stops unless it is the first change of snapshots and clones of an exclusive batch.
+pub fn alone_in_batch(view: &View<'_>) -> Run<()> {
+    view.need_exclusive()?;
+    let is_first = view.effects.snapshots.is_empty() && view.effects.clones.is_empty();
+    if is_first { Ok(()) } else { Err(Stop::Exclusive) }
 }
 
 fn check_name(name: &Name) -> Run<()> {

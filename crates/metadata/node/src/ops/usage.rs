@@ -59,7 +59,8 @@ pub fn add_shares(
     damage.map_or(Ok(()), |why| Err(damaged(&why)))
 }
 
-fn usage(sum: &DirStat, dirs: u64) -> Usage {
+/// A sum and a number of directories as they are answered.
+pub fn usage(sum: &DirStat, dirs: u64) -> Usage {
     let files = (sum.children - sum.subdirs).max(0).cast_unsigned();
     Usage { files, dirs, bytes: sum.bytes.max(0).cast_unsigned() }
 }

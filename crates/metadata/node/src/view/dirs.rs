@@ -18,6 +18,15 @@ use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 use crate::stop::{Route, Run, Stop, Want, damaged, fail};
 
+/// Stops unless a directory has all its names: one of a clone may lack some.
+#[inline]
+fn has_names(dir: &Dentry) -> Run<()> {
+    match dir.policy.base {
+        None => Ok(()),
+        Some(_) => Err(Stop::Based(dir.ino)),
+    }
+}
+
 impl View<'_> {
     /// Something was found in the replica: stops unless that counts.
     #[inline]
@@ -155,6 +164,7 @@ impl View<'_> {
             self.leased()?;
             self.wait = self.wait.max(changed_at);
             perm::check(creds, &dir.guard, EXEC)?;
+            has_names(&dir)?;
             let Some(name) = names.next() else { return Ok(Some(dir)) };
             next = self.core.replica.find_dir(dir.ino, name);
         }
@@ -163,9 +173,11 @@ impl View<'_> {
     fn walk_all(&mut self, creds: &Creds, place: &PathRef) -> Run<Dentry> {
         let mut dir = self.dir(place.base)?;
         perm::check(creds, &dir.guard, EXEC)?;
+        has_names(&dir)?;
         for (walked, name) in place.dirs.iter().enumerate() {
             dir = self.walk(dir, name, walked)?;
             perm::check(creds, &dir.guard, EXEC)?;
+            has_names(&dir)?;
         }
         Ok(dir)
     }

@@ -135,7 +135,11 @@ impl View<'_> {
         match self.entry(cell)? {
             None => Ok(None),
             Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => {
-                Ok(Some(LocatedInode { inode: inode.clone(), at: At::Dir(cell) }))
+                let inode = inode.clone();
+                if using == InodeUse::Write {
+                    self.need_names(&inode)?;
+                }
+                Ok(Some(LocatedInode { inode, at: At::Dir(cell) }))
             }
             Some(Entry::Inode(inode)) => {
                 Ok(Some(LocatedInode { inode: inode.clone(), at: At::Name { cell, home, parent } }))
@@ -149,6 +153,15 @@ impl View<'_> {
                     }
                 }
             }
+        }
+    }
+
+    /// Stops unless a directory has all its names. Its record must not change before: history
+    /// would show it with a base that has gone ([`crate::clones`]).
+    fn need_names(&self, dir: &Inode) -> Run<()> {
+        match self.own_policy(dir)?.base {
+            None => Ok(()),
+            Some(_) => Err(Stop::Based(dir.ino)),
         }
     }
 
@@ -199,6 +212,7 @@ impl View<'_> {
         };
         if using == InodeUse::Write && matches!(found.at, At::Dir(_)) {
             self.need_exclusive()?;
+            self.need_names(&found.inode)?;
         }
         Ok(found)
     }

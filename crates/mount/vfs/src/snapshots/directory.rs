@@ -385,7 +385,8 @@ mod tests {
 
     fn info(dir: InodeId, name: &[u8], removing: bool) -> SnapshotInfo {
         let name = Name::new(name).unwrap();
-        SnapshotInfo { id: 9, dir, name, created: 0, removing, cutting: false, holds: Vec::new() }
+        let [cutting, hidden] = [false; 2];
+        SnapshotInfo { id: 9, dir, name, created: 0, removing, cutting, hidden, holds: Vec::new() }
     }
 
     /// Snapshots are found by the names that a listing shows, and not while they are removed.

@@ -277,6 +277,12 @@ fn snapshot_op() -> BoxedStrategy<Op> {
                 Op::SnapshotChanges { dir, older, newer, files, limit: limit as usize, after }
             }),
         (number(), cursor()).prop_map(|(snapshot, after)| Op::SnapshotUsage { snapshot, after }),
+        (dir(), option::of(1..=u64::MAX), place()).prop_map(|(source, at, place)| Op::CloneDir {
+            source,
+            at,
+            place
+        }),
+        dir().prop_map(Op::CloneStep),
     ]
     .boxed()
 }
@@ -309,6 +315,7 @@ fn snapshot() -> BoxedStrategy<SnapshotInfo> {
             created,
             removing,
             cutting: false,
+            hidden: false,
             holds,
         })
         .boxed()
@@ -437,6 +444,7 @@ pub fn reply() -> BoxedStrategy<Reply> {
         (number(), number(), cursor()).prop_map(|(rows, bytes, next)| {
             Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next })
         }),
+        (number(), any::<bool>()).prop_map(|(names, done)| Answer::CloneProgress { names, done }),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,
             dirs,

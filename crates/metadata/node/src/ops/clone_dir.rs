@@ -1,0 +1,187 @@
+//! CloneDir: makes a directory with the tree of another one, in O(1) ([`crate::clones`]).
+//!
+//! Order of errors: the volume of a cluster `EOPNOTSUPP`; the walk to the clone's place; a name
+//! that is taken `EEXIST`; an immutable tree there `EPERM`; no permission there `EACCES`; no such
+//! snapshot `ESTALE`; no such source `ENOENT`, what is no directory `ENOTDIR`; another user's
+//! source `EPERM`; the present of a directory below itself `EINVAL`; too many `ENOSPC`.
+//!
+//! The clone has owner, mode, flags, times, policy and extended attributes of its source; `ctime`
+//! is now. A user that owns a directory owns, by that, what becomes of all below it, as for a
+//! rename; other users could keep what its owner takes back from them.
+//!
+//! Exclusive: with every worker's state held, what is changed before is in a clone of the present,
+//! and what is changed after it is not. Its batch ends with it ([`crate::pipeline`]).
+
+use std::num::NonZeroU64;
+
+use kestrel_types::clone::{CLONES_MAX, CloneInfo, PendingDir};
+use kestrel_types::entry::Entry;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Inode;
+use kestrel_types::key::Table;
+use kestrel_types::name::{Name, PathRef};
+use kestrel_types::policy::PolicyRecord;
+use kestrel_types::request::{Answer, Creds};
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use kestrel_types::stat::DirStat;
+
+use super::make;
+use super::rename::is_above;
+use super::snapshot::{NewSnapshot, alone_in_batch};
+use crate::clones::SourceDir;
+use crate::history::at::GONE;
+use crate::perm::{self, Dentry};
+use crate::rows::Value;
+use crate::stop::{Run, Stop, fail};
+use crate::view::{Spot, View, encode_dir_id, guard_of};
+
+/// The volume of a cluster has no clones.
+const SEVERAL_NODES: FsError = FsError::new(
+    libc::EOPNOTSUPP,
+    "the volume of a cluster has no clones: `cp -a --reflink` shares the stored bytes",
+);
+
+/// Runs CloneDir.
+pub fn run(
+    view: &mut View<'_>,
+    creds: &Creds,
+    source: InodeId,
+    at: Option<SnapshotId>,
+    place: &PathRef,
+) -> Run<Answer> {
+    if view.core.cluster.is_some() {
+        return Err(Stop::Fail(SEVERAL_NODES));
+    }
+    alone_in_batch(view)?;
+    let spot = view.spot(creds, place, true)?;
+    make::check(view, creds, &spot)?;
+    let found = find(view, source, at)?;
+    if !perm::owns(creds, found.inode.uid) {
+        return Err(fail(
+            libc::EPERM,
+            "the directory is another user's: `cp -a --reflink` copies what may be read",
+        ));
+    }
+    if at.is_none() && is_above(view, source, spot.dir.ino)? {
+        return Err(fail(
+            libc::EINVAL,
+            "a directory cannot be cloned into itself: name another place, or a snapshot",
+        ));
+    }
+    if view.core.clones.len() >= CLONES_MAX {
+        return Err(fail(libc::ENOSPC, "1024 clones are not finished yet: wait for some"));
+    }
+    let made = match at {
+        Some(_) => None,
+        None => Some(NewSnapshot::prepare(view, snapshot_of(view, source)?)?),
+    };
+    view.begin()?;
+    if let Some(made) = made {
+        made.apply(view);
+    }
+    write(view, creds, (&spot, place.name.as_bytes()), at, found)
+}
+
+/// The snapshot that a clone of the present stands on.
+fn snapshot_of(view: &View<'_>, dir: InodeId) -> Run<SnapshotInfo> {
+    let name = Name::new(b"clone").map_err(Stop::Fail)?;
+    let (id, created) = (view.stamp, view.now);
+    let (removing, cutting, hidden) = (false, false, true);
+    Ok(SnapshotInfo { id, dir, name, created, removing, cutting, hidden, holds: Vec::new() })
+}
+
+/// The directory that is cloned.
+fn find(view: &mut View<'_>, dir: InodeId, at: Option<SnapshotId>) -> Run<SourceDir> {
+    let Some(at) = at else { return present(view, dir) };
+    if !view.core.snapshots.get(at).is_some_and(|known| known.info.is_shown()) {
+        return Err(fail(libc::ESTALE, GONE));
+    }
+    match view.core.clones.source(dir, at) {
+        Some(source) => Ok((*source).clone()),
+        None => Err(Stop::CloneSource(dir, at)),
+    }
+}
+
+fn present(view: &mut View<'_>, dir: InodeId) -> Run<SourceDir> {
+    let link = view.link_cell(dir);
+    let found = match view.dir_record(dir) {
+        Ok(found) => found,
+        Err(Stop::Fail(why)) if why.errno == libc::ESTALE => {
+            return Err(match view.link(link)? {
+                Some(_) => fail(libc::ENOTDIR, "only directories are cloned: copy the file"),
+                None => fail(libc::ENOENT, "no such directory"),
+            });
+        }
+        Err(stop) => return Err(stop),
+    };
+    let stat = view.figures(dir)?;
+    let cells = if found.inode.xattrs { view.xattrs(dir)? } else { Vec::new() };
+    let mut xattrs = Vec::with_capacity(cells.len());
+    for cell in cells {
+        if let Some(value) = view.rows.bytes(cell).map(Into::into) {
+            xattrs.push((view.rows.suffix(cell).into(), value));
+        }
+    }
+    Ok(SourceDir { inode: found.inode, stat, xattrs })
+}
+
+/// What a based directory's record and share are, by those of its source.
+pub fn based(
+    source: &SourceDir,
+    ino: InodeId,
+    clone: &CloneInfo,
+) -> Run<(Inode, PolicyRecord, DirStat)> {
+    let SourceDir { inode, stat, .. } = source;
+    let said = inode.policy().map_err(|why| crate::stop::damaged("policy", &why))?;
+    let policy = PolicyRecord { own: said.own, base: NonZeroU64::new(clone.id), in_use: false };
+    let mut new = Inode { ino, ctime: clone.created, ..inode.clone() };
+    (new.change, new.data_change) = (clone.id, clone.id);
+    new.set_policy(policy);
+    Ok((new, policy, DirStat { change: clone.id, ..*stat }))
+}
+
+fn write(
+    view: &mut View<'_>,
+    creds: &Creds,
+    (spot, name): (&Spot, &[u8]),
+    at: Option<SnapshotId>,
+    source: SourceDir,
+) -> Run<Answer> {
+    let (parent, ino) = (spot.dir.ino, view.new_ino(spot.dir.ino, name)?);
+    let clone = CloneInfo {
+        id: view.stamp,
+        dir: ino,
+        source: source.inode.ino,
+        snapshot: at.unwrap_or(view.stamp),
+        created: view.now,
+        uid: creds.uid,
+    };
+    let (inode, policy, stat) = based(&source, ino, &clone)?;
+    view.change_dir(spot.share, 1, 1, 0, true)?;
+    view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
+    let share = view.share_cell(ino, 0);
+    view.put(share, Value::DirStat(stat));
+    let pending = PendingDir { source: source.inode.ino, after: None, file: None };
+    let (pending_key, record_key) = (PendingDir::key(clone.id, ino), clone.key());
+    let mut rows: Vec<(Table, u64, Box<[u8]>, Box<[u8]>)> = vec![
+        (Table::DirId, ino, Box::default(), encode_dir_id(parent, name)),
+        (Table::Subdir, parent, ino.to_be_bytes().into(), Box::default()),
+        (pending_key.table, pending_key.id, pending_key.suffix.into(), pending.encode()),
+        (record_key.table, record_key.id, record_key.suffix.into(), clone.encode()),
+    ];
+    let xattrs = source.xattrs.into_iter();
+    rows.extend(xattrs.map(|(name, value)| (Table::Xattr, ino, name, value)));
+    for (table, id, suffix, value) in rows {
+        let cell = view.rows.cell(table, id, &suffix);
+        view.put(cell, Value::Bytes(value));
+    }
+    view.effects.clones.push(clone);
+    view.effects.usage[0] += stat.children - stat.subdirs;
+    view.effects.usage[1] += stat.subdirs;
+    view.effects.count_bytes(stat.bytes);
+    let dentry = Dentry { ino, parent, guard: guard_of(&inode), policy };
+    view.effects.dirs_made.push((dentry, name.into()));
+    let inode = View::with_figures(inode, &stat);
+    Ok(Answer::Entry { parent, inode: Box::new(inode) })
+}

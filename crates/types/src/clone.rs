@@ -1,0 +1,291 @@
+//! Clones: directories whose names come into being when they are first looked at
+//! (`docs/design/metadata.md`, "Clones"); their records, and the rows of table `clone`.
+//!
+//! A directory of a clone that has not been looked at yet is *based*: its inode has the clone's
+//! number ([`crate::policy::PolicyRecord::base`]), and a row of table `clone` says which directory
+//! at the clone's snapshot its names come from ([`PendingDir`]).
+
+use crate::clock::Nanos;
+use crate::codec::{DecodeError, Reader, put_string, put_varint};
+use crate::ids::InodeId;
+use crate::key::{Key, KeyRef, Table};
+use crate::name::{NAME_MAX, Name};
+use crate::snapshot::SnapshotId;
+
+/// Version of a clone's record and of the rows of table `clone`.
+const VERSION: u8 = 1;
+
+/// What the name of a clone's record begins with; its number follows in 16 hexadecimal digits.
+pub const RECORD_PREFIX: &[u8] = b"clone ";
+
+/// First byte of the suffix of a row that says where the names of a directory come from.
+const PENDING: u8 = 1;
+
+/// First byte of the suffix of a row about a file with several names.
+const LINK: u8 = 2;
+
+/// Number of a clone: the commit stamp at which it was made. Never reused within a volume.
+pub type CloneId = u64;
+
+/// Most clones that are not finished.
+pub const CLONES_MAX: usize = 1024;
+
+/// A clone that is not finished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CloneInfo {
+    /// Its number: the stamp of what it makes.
+    pub id: CloneId,
+    /// The directory that was made.
+    pub dir: InodeId,
+    /// The directory that it is a clone of.
+    pub source: InodeId,
+    /// The moment that the source is read at.
+    pub snapshot: SnapshotId,
+    /// When it was made: `ctime` of all that is in it.
+    pub created: Nanos,
+    /// The user that made it. Set-id bits of files of other users go, unless it is the superuser.
+    pub uid: u32,
+}
+
+impl CloneInfo {
+    /// Key of its record.
+    pub fn key(&self) -> Key {
+        let mut name = RECORD_PREFIX.to_vec();
+        name.extend_from_slice(format!("{:016x}", self.id).as_bytes());
+        Key::new(Table::System, 0, &name)
+    }
+
+    /// Its record's bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut out = vec![VERSION];
+        for number in [self.dir, self.source, self.snapshot] {
+            put_varint(&mut out, number);
+        }
+        out.extend_from_slice(&self.created.to_be_bytes());
+        put_varint(&mut out, u64::from(self.uid));
+        out.into()
+    }
+
+    /// Reads a record; `None` if `suffix`, a name of a record of table `system`, is not that of a
+    /// clone's.
+    ///
+    /// # Errors
+    /// If the record is truncated, out of bounds or of a newer version.
+    pub fn decode(suffix: &[u8], row: &[u8]) -> Option<Result<Self, DecodeError>> {
+        let digits = suffix.strip_prefix(RECORD_PREFIX)?;
+        Some(Self::decode_row(digits, row))
+    }
+
+    fn decode_row(digits: &[u8], row: &[u8]) -> Result<Self, DecodeError> {
+        let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.len() == 16 && digits.bytes().all(|digit| lower(&digit)));
+        let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let id = id.filter(|id| *id != 0);
+        let id = id.ok_or(DecodeError("the name of the record has no number"))?;
+        let mut reader = versioned(row)?;
+        let (dir, source, snapshot) = (reader.varint()?, reader.varint()?, reader.varint()?);
+        let (created, uid) = (reader.i64()?, reader.varint32()?);
+        reader.end()?;
+        Ok(Self { id, dir, source, snapshot, created, uid })
+    }
+}
+
+/// Where the names of a based directory come from, and which of them it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingDir {
+    /// The directory whose names they are, at the clone's snapshot.
+    pub source: InodeId,
+    /// The last name that it has; `None` if it has none yet.
+    pub after: Option<Name>,
+    /// The file behind the next name, if a part of its extents has been copied.
+    pub file: Option<PartialFile>,
+}
+
+/// A new file of which a part of the extents has been copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartialFile {
+    /// Its number.
+    pub ino: InodeId,
+    /// The first chunk that has not been copied.
+    pub chunk: u64,
+}
+
+impl PendingDir {
+    /// Key of the row of a directory.
+    pub fn key(clone: CloneId, dir: InodeId) -> Key {
+        key_of(clone, PENDING, dir)
+    }
+
+    /// The row's bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut out = vec![VERSION];
+        put_varint(&mut out, self.source);
+        // No name is empty.
+        put_string(&mut out, self.after.as_ref().map_or(&[], Name::as_bytes));
+        if let Some(PartialFile { ino, chunk }) = self.file {
+            put_varint(&mut out, ino);
+            put_varint(&mut out, chunk);
+        }
+        out.into()
+    }
+
+    /// Reads what [`PendingDir::encode`] wrote.
+    ///
+    /// # Errors
+    /// If the row is truncated, out of bounds or of a newer version.
+    pub fn decode(row: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = versioned(row)?;
+        let source = reader.varint()?;
+        let after = match reader.string(NAME_MAX)? {
+            [] => None,
+            name => Some(Name::new(name).map_err(|_| DecodeError("not a valid name"))?),
+        };
+        let file = match reader.remaining() {
+            0 => None,
+            _ => Some(PartialFile { ino: reader.varint()?, chunk: reader.varint()? }),
+        };
+        reader.end()?;
+        Ok(Self { source, after, file })
+    }
+}
+
+/// What a clone has of a file that had several names at its snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClonedLink {
+    /// The new file.
+    pub ino: InodeId,
+    /// Names that the clone has given it so far.
+    pub names: u32,
+    /// Names of the old one at the snapshot, those outside of the cloned tree among them.
+    pub total: u32,
+}
+
+impl ClonedLink {
+    /// Key of the row about the file that has the number `old` at the snapshot.
+    pub fn key(clone: CloneId, old: InodeId) -> Key {
+        key_of(clone, LINK, old)
+    }
+
+    /// The row's bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut out = vec![VERSION];
+        put_varint(&mut out, self.ino);
+        put_varint(&mut out, u64::from(self.names));
+        put_varint(&mut out, u64::from(self.total));
+        out.into()
+    }
+
+    /// Reads what [`ClonedLink::encode`] wrote.
+    ///
+    /// # Errors
+    /// If the row is truncated, out of bounds or of a newer version.
+    pub fn decode(row: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = versioned(row)?;
+        let (ino, names, total) = (reader.varint()?, reader.varint32()?, reader.varint32()?);
+        reader.end()?;
+        Ok(Self { ino, names, total })
+    }
+}
+
+/// What a row of table `clone` is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloneRow {
+    /// [`PendingDir`] of this directory.
+    Pending(InodeId),
+    /// [`ClonedLink`] of the file with this number at the snapshot.
+    Link(InodeId),
+}
+
+impl CloneRow {
+    /// What the suffix of a row says; `None` if no such row has it.
+    pub fn of(suffix: &[u8]) -> Option<Self> {
+        let (kind, number) = suffix.split_first()?;
+        let number = u64::from_be_bytes(number.try_into().ok()?);
+        match *kind {
+            PENDING => Some(Self::Pending(number)),
+            LINK => Some(Self::Link(number)),
+            _ => None,
+        }
+    }
+}
+
+/// The rows of a clone's files with several names come after this suffix.
+pub fn links_begin() -> [u8; 1] {
+    [LINK]
+}
+
+fn key_of(clone: CloneId, kind: u8, number: u64) -> Key {
+    let mut suffix = [kind; 9];
+    suffix[1..].copy_from_slice(&number.to_be_bytes());
+    KeyRef::new(Table::Clone, clone, &suffix).to_owned()
+}
+
+fn versioned(row: &[u8]) -> Result<Reader<'_>, DecodeError> {
+    let mut reader = Reader::new(row);
+    match reader.u8()? {
+        VERSION => Ok(reader),
+        _ => Err(DecodeError("clone of an unknown format version")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use super::*;
+
+    /// A clone's record comes back as it was; cut or of another form it does not.
+    #[test]
+    fn records_of_clones() {
+        let info = CloneInfo {
+            id: 0x0123_4567_89ab_cdef,
+            dir: 77,
+            source: 1,
+            snapshot: u64::MAX,
+            created: -5,
+            uid: 1000,
+        };
+        let (key, row) = (info.key(), info.encode());
+        assert_eq!(&*key.suffix, b"clone 0123456789abcdef");
+        assert_eq!(CloneInfo::decode(&key.suffix, &row), Some(Ok(info)));
+        assert_eq!(CloneInfo::decode(b"clock", &row), None);
+        for suffix in [&b"clone "[..], b"clone 123", b"clone 0000000000000000"] {
+            assert!(CloneInfo::decode(suffix, &row).is_some_and(|read| read.is_err()));
+        }
+        for len in 0..row.len() {
+            assert!(CloneInfo::decode(&key.suffix, &row[..len]).is_some_and(|it| it.is_err()));
+        }
+    }
+
+    /// Rows of table `clone` come back as they were, and their keys say what they are about.
+    #[test]
+    fn rows_of_clones() {
+        let name = Some(Name::new(b"a").unwrap());
+        for (after, file) in [
+            (None, None),
+            (name.clone(), None),
+            (None, Some(PartialFile { ino: 300, chunk: 8192 })),
+            (name, Some(PartialFile { ino: 20, chunk: 0 })),
+        ] {
+            let pending = PendingDir { source: 9, after, file };
+            let row = pending.encode();
+            assert_eq!(PendingDir::decode(&row), Ok(pending.clone()));
+            for len in 0..row.len() {
+                assert_ne!(PendingDir::decode(&row[..len]), Ok(pending.clone()));
+            }
+        }
+        let link = ClonedLink { ino: 300, names: 2, total: 3 };
+        let row = link.encode();
+        assert_eq!(ClonedLink::decode(&row), Ok(link));
+        assert!((0..row.len()).all(|len| ClonedLink::decode(&row[..len]).is_err()));
+        let (pending, link) = (PendingDir::key(7, 20), ClonedLink::key(7, 20));
+        assert_eq!(CloneRow::of(&pending.suffix), Some(CloneRow::Pending(20)));
+        assert_eq!(CloneRow::of(&link.suffix), Some(CloneRow::Link(20)));
+        assert!(pending < link && pending.suffix[..] < links_begin()[..]);
+        for suffix in [&b""[..], b"\x01", b"\x03\0\0\0\0\0\0\0\0", b"\x01\0\0\0\0\0\0\0\0\0"] {
+            assert_eq!(CloneRow::of(suffix), None);
+        }
+    }
+}
