@@ -1,4 +1,4 @@
-//! Clones: directories whose names come into being when they are first looked at
+//! Clones: directories that get their names when they are first looked at
 //! (`docs/design/metadata.md`, "Clones"); their records, and the rows of table `clone`.
 //!
 //! A directory of a clone that has not been looked at yet is *based*: its inode has the clone's
@@ -95,7 +95,7 @@ impl CloneInfo {
 /// Where the names of a based directory come from, and which of them it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingDir {
-    /// The directory whose names they are, at the clone's snapshot.
+    /// The directory that has these names at the clone's snapshot.
     pub source: InodeId,
     /// The last name that it has; `None` if it has none yet.
     pub after: Option<Name>,

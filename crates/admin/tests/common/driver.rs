@@ -123,9 +123,24 @@ impl Driver {
         }
     }
 
+    /// Clones a directory, of now or of a snapshot.
+    fn clone_dir(&mut self) {
+        let listed = self.ask(Op::SnapshotList { dir: None, ancestors: false });
+        let at = match listed {
+            Ok(Answer::Snapshots(list)) if self.random.below(2) == 0 => {
+                list.get(self.random.below(4) as usize).map(|info| info.id)
+            }
+            _ => None,
+        };
+        let op = Op::CloneDir { source: self.dir(), at, place: self.place() };
+        if let Ok(Answer::Entry { inode, .. }) = self.ask(op) {
+            self.dirs.push(inode.ino);
+        }
+    }
+
     pub fn step(&mut self) {
         let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
-        match self.random.below(18) {
+        match self.random.below(21) {
             0 | 1 => {
                 let place = self.place();
                 if let Ok(Answer::Entry { inode, .. }) = self.ask(Op::MkDir(place, 0o755)) {
@@ -191,6 +206,10 @@ impl Driver {
             15 => self.snapshot(),
             16 => {
                 self.node.tidy_history().unwrap();
+            }
+            17 => self.clone_dir(),
+            18 => {
+                self.node.tidy_clones().unwrap();
             }
             _ => {
                 if !self.open.is_empty() {

@@ -1,6 +1,6 @@
 //! Clones that are not finished (`docs/design/metadata.md`, "Clones").
 //!
-//! A clone is made in O(1): a directory whose inode has the clone's number, its *base*, and a row
+//! A clone is made in O(1): a directory, in its inode the clone's number, its *base*, and a row
 //! of table `clone` that says which directory at which snapshot its names come from. A directory
 //! with a base gets its names when an operation needs one of them, or when nothing else is to be
 //! done ([`crate::node`], `clones.rs`): a batch of names at a time, each with an inode number of
@@ -62,7 +62,7 @@ pub struct KnownClones {
     list: RwLock<Vec<CloneInfo>>,
     /// Directories at snapshots that were read for a request.
     sources: Mutex<Sources>,
-    /// Of a snapshot: directories whose names a request lacked.
+    /// Of a snapshot: directories of which a request lacked names.
     wanted: Mutex<FxHashSet<InodeId>>,
 }
 

@@ -251,7 +251,7 @@ impl Side {
                 let patches: Vec<(u64, Extent)> = extents
                     .flat_map(|(chunk, extents)| extents.iter().map(|extent| (*chunk, *extent)))
                     .collect();
-                // A file whose extents are all holes has content all the same.
+                // A file with nothing but holes has content all the same.
                 assert_eq!(self.commit(path, NewData::Patches(patches), inode.size), 0);
             }
         }

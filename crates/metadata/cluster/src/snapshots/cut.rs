@@ -119,6 +119,7 @@ impl ClusterNode {
             created: self.node.wall_time(),
             removing: false,
             cutting: true,
+            hidden: false,
             holds: Vec::new(),
         };
         crash::point("cut.stopped");

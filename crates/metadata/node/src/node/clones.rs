@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 use super::Node;
 use crate::clones::SourceDir;
 use crate::history::at::SnapshotEngine;
-use crate::ops::snapshot::check_alone;
+use crate::ops::clone_dir::SEVERAL_NODES;
 use crate::perm;
 use crate::stop::engine_error;
 use crate::view::decode_dir_id;
@@ -266,7 +266,9 @@ impl Node {
 
     /// Executes CloneStep: a part of the clone that made a directory.
     pub(super) fn clone_step(&self, creds: &Creds, dir: InodeId) -> Reply {
-        check_alone(&self.core)?;
+        if self.core.cluster.is_some() {
+            return Err(SEVERAL_NODES.into());
+        }
         let Some(clone) = self.core.clones.of_dir(dir) else {
             return Ok(Answer::CloneProgress { names: 0, done: true });
         };

@@ -37,7 +37,7 @@ use crate::stop::{Run, Stop, fail};
 use crate::view::{Spot, View, encode_dir_id, guard_of};
 
 /// The volume of a cluster has no clones.
-const SEVERAL_NODES: FsError = FsError::new(
+pub const SEVERAL_NODES: FsError = FsError::new(
     libc::EOPNOTSUPP,
     "the volume of a cluster has no clones: `cp -a --reflink` shares the stored bytes",
 );
