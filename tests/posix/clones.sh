@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Clones through a mount, as docs/semantics.md says (statements C1 to C5): compared with copies by the
-# tools that people use, changed, cloned again, finished in the background, and after kill -9.
+# Clones through a mount, as docs/semantics.md says (statements C1 to C5): compared with copies by
+# the tools that people use, changed, cloned again, finished in the background, after kill -9.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel
