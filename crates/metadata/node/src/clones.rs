@@ -43,6 +43,9 @@ const SOURCES_MAX: usize = 16;
 pub const WITHOUT_NAMES: FsError =
     FsError::new(libc::EAGAIN, "a directory of a clone has not all its names yet");
 
+/// A row of one table and id: suffix and value.
+pub type SuffixRow = (Box<[u8]>, Box<[u8]>);
+
 /// A directory that is cloned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceDir {
@@ -51,7 +54,7 @@ pub struct SourceDir {
     /// The sum of its shares.
     pub stat: DirStat,
     /// Rows of its extended attributes: names and values.
-    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub xattrs: Vec<SuffixRow>,
 }
 
 type Sources = VecDeque<(SnapshotId, Arc<SourceDir>)>;

@@ -447,9 +447,9 @@ impl World {
             side.f().clock.advance(SECOND / 3);
         }
         match a % 16 {
-            0..=4 => self.names((b, c, d, a / 16 ^ c)),
+            0..=4 => self.names((b, c, d, (a / 16) ^ c)),
             5..=7 => self.content(raw),
-            8 => self.attributes((b, c, d, a / 16 ^ c)),
+            8 => self.attributes((b, c, d, (a / 16) ^ c)),
             9 | 10 => self.clone_dir(raw),
             11 => self.snapshot(b),
             12 => self.remove(b),
@@ -548,7 +548,7 @@ impl World {
             Some(snapshot) => self.snapshots[&snapshot].2.clone(),
             None => self.eager.tree(None),
         };
-        if which % 3 == 0 {
+        if which.is_multiple_of(3) {
             let told = self.lazy.tree(snapshot);
             same(&told, &expected, &format!("at {snapshot:?}"));
             return;

@@ -19,7 +19,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::policy::PolicyRecord;
 use kestrel_types::request::{Answer, Creds};
@@ -163,17 +163,16 @@ fn write(
     let share = view.share_cell(ino, 0);
     view.put(share, Value::DirStat(stat));
     let pending = PendingDir { source: source.inode.ino, after: None, file: None };
-    let (pending_key, record_key) = (PendingDir::key(clone.id, ino), clone.key());
-    let mut rows: Vec<(Table, u64, Box<[u8]>, Box<[u8]>)> = vec![
-        (Table::DirId, ino, Box::default(), encode_dir_id(parent, name)),
-        (Table::Subdir, parent, ino.to_be_bytes().into(), Box::default()),
-        (pending_key.table, pending_key.id, pending_key.suffix.into(), pending.encode()),
-        (record_key.table, record_key.id, record_key.suffix.into(), clone.encode()),
+    let mut rows: Vec<(Key, Box<[u8]>)> = vec![
+        (Key::new(Table::DirId, ino, b""), encode_dir_id(parent, name)),
+        (Key::new(Table::Subdir, parent, &ino.to_be_bytes()), Box::default()),
+        (PendingDir::key(clone.id, ino), pending.encode()),
+        (clone.key(), clone.encode()),
     ];
     let xattrs = source.xattrs.into_iter();
-    rows.extend(xattrs.map(|(name, value)| (Table::Xattr, ino, name, value)));
-    for (table, id, suffix, value) in rows {
-        let cell = view.rows.cell(table, id, &suffix);
+    rows.extend(xattrs.map(|(name, value)| (Key::new(Table::Xattr, ino, &name), value)));
+    for (key, value) in rows {
+        let cell = view.rows.cell(key.table, key.id, &key.suffix);
         view.put(cell, Value::Bytes(value));
     }
     view.effects.clones.push(clone);

@@ -17,6 +17,7 @@ use kestrel_types::stat::ObjStat;
 
 use super::super::Node;
 use super::{Based, damaged, get, source_dir};
+use crate::clones::SuffixRow;
 use crate::ops::clone_dir::based as based_record;
 use crate::rows::{is_full, share_suffix};
 use crate::stop::{Stop, engine_error};
@@ -58,11 +59,7 @@ enum Copied {
 }
 
 /// All rows of `(table, id)`: suffixes and values.
-pub(super) fn rows_of(
-    engine: &dyn Engine,
-    table: Table,
-    id: u64,
-) -> FsResult<Vec<(Box<[u8]>, Box<[u8]>)>> {
+pub(super) fn rows_of(engine: &dyn Engine, table: Table, id: u64) -> FsResult<Vec<SuffixRow>> {
     let mut rows = Vec::new();
     let visited = engine.scan(table, id, None, &mut |suffix, row, _| {
         rows.push((suffix.into(), row.into()));
@@ -83,7 +80,7 @@ impl<'a> Part<'a> {
     /// The next batch for a directory; `None` if it has all names.
     pub fn of(node: &'a Node, based: &'a Based, then: &'a dyn Engine) -> FsResult<Option<Self>> {
         let Based { dir, clone, pending, .. } = based;
-        let mut found: Vec<(Box<[u8]>, Box<[u8]>)> = Vec::new();
+        let mut found: Vec<SuffixRow> = Vec::new();
         let after = pending.after.as_ref().map(Name::as_bytes);
         let visited = then.scan(Table::Entry, pending.source, after, &mut |name, row, _| {
             found.push((name.into(), row.into()));
