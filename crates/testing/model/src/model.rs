@@ -140,6 +140,11 @@ pub struct Model {
     pub nodes: BTreeMap<u64, Arc<ModelInode>>,
     /// Snapshots in the order in which they were made.
     pub snapshots: Vec<ModelSnapshot>,
+    /// Snapshots may be read for a while after they were removed, as at a node that has not heard
+    /// of the removal.
+    pub late_reads: bool,
+    /// Those that were removed, if they may still be read.
+    removed: Vec<ModelSnapshot>,
     /// `nodes` are those of a snapshot, which is being read.
     in_past: bool,
     /// The time.
@@ -166,6 +171,8 @@ impl Model {
         let mut model = Self {
             nodes: BTreeMap::new(),
             snapshots: Vec::new(),
+            late_reads: false,
+            removed: Vec::new(),
             in_past: false,
             now,
             times: true,
@@ -234,14 +241,14 @@ impl Model {
     /// A reply shows that what was made unheard has this number, now and in snapshots.
     fn bind(&mut self, unseen: u64, seen: u64) {
         rename_inode(&mut self.nodes, unseen, seen);
-        for snapshot in &mut self.snapshots {
+        for snapshot in self.snapshots.iter_mut().chain(&mut self.removed) {
             snapshot.rename_inode(unseen, seen);
         }
     }
 
     /// Whether an inode has this number, or has had it in a snapshot.
     fn has_number(&self, ino: u64) -> bool {
-        self.nodes.contains_key(&ino) || self.snapshots.iter().any(|past| past.has_number(ino))
+        self.nodes.contains_key(&ino) || self.pasts().any(|past| past.has_number(ino))
     }
 }
 

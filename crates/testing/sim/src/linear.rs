@@ -69,7 +69,7 @@ struct Search<'a> {
 }
 
 /// Searches an order for the records of a history. `one_clock`: numbers of snapshots and stamps of
-/// changes are of one clock, so that the order is theirs.
+/// changes are of one clock, so that the order is theirs, and all hear of a removal at once.
 pub fn check(records: &[Record], one_clock: bool) -> Linearity {
     let records = &with_found_snapshots(records)[..];
     let cuts = if one_clock { Cuts::new(records) } else { Cuts::default() };
@@ -90,7 +90,7 @@ pub fn check(records: &[Record], one_clock: bool) -> Linearity {
         best_left: usize::MAX,
         best: Vec::new(),
     };
-    search.run()
+    search.run(!one_clock)
 }
 
 /// Whether a call without an answer may have left a trace.
@@ -99,8 +99,9 @@ fn changes(op: &Op) -> bool {
 }
 
 impl Search<'_> {
-    fn run(&mut self) -> Linearity {
+    fn run(&mut self, late_reads: bool) -> Linearity {
         let mut root = Model::without_times();
+        root.late_reads = late_reads;
         root.node_mut(1).data_change = 0;
         let candidates = self.candidates();
         let mut stack = vec![Frame { model: root, candidates, done: None }];

@@ -112,9 +112,14 @@ fn reads(op: &Op) -> bool {
 }
 
 impl Model {
-    /// The tree of a snapshot that a reply has shown.
+    /// All snapshots that may be read.
+    pub(super) fn pasts(&self) -> impl Iterator<Item = &ModelSnapshot> {
+        self.snapshots.iter().chain(&self.removed)
+    }
+
+    /// A snapshot that may be read, and that a reply has shown.
     pub fn past(&self, id: SnapshotId) -> Option<&ModelSnapshot> {
-        self.snapshots.iter().find(|past| past.id == id)
+        self.pasts().find(|past| past.id == id)
     }
 
     /// Judges the reply to an operation at a snapshot.
@@ -124,6 +129,16 @@ impl Model {
         (id, op): (SnapshotId, &Op),
         reply: &Reply,
     ) -> Result<(), String> {
+        if let Some(late) = self.removed.iter().position(|past| past.id == id)
+            && code(reply) != libc::ESTALE
+        {
+            let past = self.removed.remove(late);
+            self.snapshots.push(past);
+            let judged = self.judge_at(creds, (id, op), reply);
+            let past = self.snapshots.pop().unwrap();
+            self.removed.insert(late, past);
+            return judged;
+        }
         let index = self.snapshots.iter().position(|past| past.id == id);
         let refused = if !reads(op) {
             Some(libc::EROFS)
@@ -252,7 +267,10 @@ impl Model {
         if !self.snapshots[index].holds.is_empty() {
             return Err(libc::EBUSY);
         }
-        self.snapshots.remove(index);
+        let past = self.snapshots.remove(index);
+        if self.late_reads {
+            self.removed.push(past);
+        }
         Ok(())
     }
 
