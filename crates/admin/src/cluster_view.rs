@@ -28,9 +28,10 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::FIRST_INODE;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
-    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, maker_of_id, maker_of_object,
+    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, is_history_share, maker_of_id,
+    maker_of_object,
 };
-use kestrel_types::snapshot::{RECORD_PREFIX, SnapshotInfo, decode_history_key, is_history_share};
+use kestrel_types::snapshot::{RECORD_PREFIX, SnapshotInfo, decode_history_key};
 use kestrel_types::token::TokenRecord;
 
 use crate::check::{Totals, removed_record};

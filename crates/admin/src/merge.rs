@@ -18,10 +18,9 @@ use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId};
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, maker_of_id, maker_of_object};
+use kestrel_types::placement::{NodeId, is_history_share, maker_of_id, maker_of_object};
 use kestrel_types::snapshot::{
     HISTORY_SHARE, RECORD_PREFIX, SnapshotInfo, decode_history, decode_history_key,
-    is_history_share,
 };
 use kestrel_types::stat::{DirStat, ObjStat};
 
@@ -150,8 +149,8 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
     Ok(batch.send()?)
 }
 
-/// Nobody ends a cut that was under way: what was kept for the snapshot is given back. Whether there
-/// are snapshots, or such.
+/// No member ends a cut that was under way: what was kept for the snapshot is given back. Whether
+/// there are snapshots, or such.
 fn end_cuts(engine: &dyn Engine, batch: &mut Batch<'_>) -> Result<bool, InfoError> {
     let mut found = false;
     for row in Rows::from(engine, Table::System, 0, RECORD_PREFIX) {

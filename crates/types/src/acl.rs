@@ -13,9 +13,9 @@
 use std::sync::Arc;
 
 use crate::codec::{DecodeError, Reader, put_varint};
+use crate::creds::Creds;
 use crate::error::FsError;
 use crate::perm::{EXEC, READ, WRITE, in_group};
-use crate::request::Creds;
 
 /// Name of the extended attribute with the access ACL.
 pub const XATTR_ACCESS: &[u8] = b"system.posix_acl_access";

@@ -44,6 +44,7 @@
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
 //! | [`key`] | the tables of a volume, and the keys of their rows |
 //! | [`request`] | requests, operations, answers |
+//! | [`creds`] | the user and groups that ask |
 //! | [`op_kind`], [`op_counters`] | kinds of requests, and counters by kind |
 //! | [`perm`] | permission rules that client and node share |
 //! | [`policy`] | what a directory hands down to what is below it |
@@ -70,6 +71,7 @@ pub mod clone;
 pub mod codec;
 pub mod compression;
 pub mod crash;
+pub mod creds;
 pub mod entry;
 pub mod error;
 pub mod extent;

@@ -4,7 +4,7 @@
 //! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if
 //! they decide.
 
-use crate::request::Creds;
+use crate::creds::Creds;
 
 /// Read permission, as in `R_OK`.
 pub const READ: u32 = 4;

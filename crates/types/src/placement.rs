@@ -32,6 +32,23 @@ use crate::ids::{InodeId, ObjectId};
 /// `node << 6 | worker`.
 pub const WORKERS_MAX: usize = 64;
 
+/// Number of the share that counts what rows of table `history` of a member of a cluster refer to:
+/// that of its worker 63, which no member has. It never gets another owner: a member that gets a
+/// row of table `history` adds its references to its own share, and one that loses the row takes
+/// them away from its own.
+pub fn history_share_of(node: NodeId) -> u16 {
+    // Numbers of nodes are below 1,024.
+    (node as u16).wrapping_mul(WORKERS_MAX as u16).wrapping_add(WORKERS_MAX as u16 - 1)
+}
+
+/// Whether a share's number, as its key has it, is that of a share of history of a member of a
+/// cluster.
+#[inline]
+pub fn is_history_share(suffix: &[u8]) -> bool {
+    let share = suffix.try_into().map(u16::from_be_bytes);
+    share.is_ok_and(|share| share % WORKERS_MAX as u16 == WORKERS_MAX as u16 - 1)
+}
+
 /// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On
 /// disk: never changes.
 pub const SLOTS: usize = 1 << 14;

@@ -3,8 +3,6 @@
 //! Every operation is one request. Types here are plain values: the embedded volume passes them by
 //! call, the cluster will encode them.
 
-use std::sync::Arc;
-
 use crate::clock::Nanos;
 use crate::extent::Extent;
 use crate::ids::{InodeId, ObjectId};
@@ -13,6 +11,8 @@ use crate::name::{InodeRef, Name, PathRef};
 use crate::range::Range;
 use crate::snapshot::{SnapshotId, SnapshotInfo};
 use crate::snapshot_changes::{HistoryCursor, SnapshotChanges, SnapshotUsage};
+
+pub use crate::creds::Creds;
 
 /// Most entries in one answer to [`Op::ReadDir`].
 pub const READDIR_ENTRIES_MAX: usize = 4096;
@@ -28,27 +28,6 @@ pub const XATTR_VALUE_MAX: usize = 65536;
 
 /// Longest name of an extended attribute, bytes (Linux `XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = 255;
-
-/// The user and groups that ask.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Creds {
-    /// Effective user. 0 may do anything that `CAP_DAC_OVERRIDE`, `CAP_FOWNER` and `CAP_CHOWN`
-    /// allow.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
-    /// Supplementary groups, or `None` if the client has not looked them up: an operation that
-    /// depends on them is answered with [`Outcome::NeedGroups`] and sent again. (FUSE does not
-    /// carry them.)
-    pub groups: Option<Arc<[u32]>>,
-}
-
-impl Creds {
-    /// The superuser.
-    pub fn root() -> Self {
-        Self { uid: 0, gid: 0, groups: Some(Arc::default()) }
-    }
-}
 
 /// A time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,6 @@ use crate::ids::InodeId;
 use crate::inode::{Data, Inode};
 use crate::key::{Key, KeyRef, Table};
 use crate::name::Name;
-use crate::placement::{NodeId, WORKERS_MAX};
 use crate::range::Range;
 
 /// Version of a snapshot's record.
@@ -35,25 +34,8 @@ pub const RECORD_PREFIX: &[u8] = b"snapshot ";
 
 /// Number of the share that counts what rows of table `history` refer to, of a volume of one node.
 /// No worker has it: of several nodes those with the highest number have no worker 63. A member of
-/// a cluster has another one: [`history_share_of`].
+/// a cluster has another one: [`crate::placement::history_share_of`].
 pub const HISTORY_SHARE: u16 = u16::MAX;
-
-/// Number of the share that counts what rows of table `history` of a member of a cluster refer to:
-/// that of its worker 63, which no member has. It never gets another owner: a member that gets a
-/// row of table `history` adds its references to its own share, and one that loses the row takes
-/// them away from its own.
-pub fn history_share_of(node: NodeId) -> u16 {
-    // Numbers of nodes are below 1,024.
-    (node as u16).wrapping_mul(WORKERS_MAX as u16).wrapping_add(WORKERS_MAX as u16 - 1)
-}
-
-/// Whether a share's number, as its key has it, is that of a share of history of a member of a
-/// cluster.
-#[inline]
-pub fn is_history_share(suffix: &[u8]) -> bool {
-    let share = suffix.try_into().map(u16::from_be_bytes);
-    share.is_ok_and(|share| share % WORKERS_MAX as u16 == WORKERS_MAX as u16 - 1)
-}
 
 /// Number of a snapshot: the commit stamp at which it was made. Every change before it has a lower
 /// one, every later change a higher one. Never reused within a volume.

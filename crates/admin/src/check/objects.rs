@@ -11,7 +11,7 @@ use kestrel_blockstore::ErrorKind;
 use kestrel_blockstore::store::{BlockStore, ObjectInfo, list_all};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::snapshot::is_history_share;
+use kestrel_types::placement::is_history_share;
 use kestrel_types::stat::ObjStat;
 
 use super::name::name_files_of;

@@ -25,8 +25,10 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, KeyRef, Table};
-use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_object};
-use kestrel_types::snapshot::{RECORD_PREFIX, decode_history_key, history_key, history_share_of};
+use kestrel_types::placement::{
+    NodeId, PlacementMap, WORKERS_MAX, history_share_of, maker_of_object,
+};
+use kestrel_types::snapshot::{RECORD_PREFIX, decode_history_key, history_key};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};

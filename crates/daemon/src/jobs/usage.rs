@@ -17,7 +17,7 @@ use crate::nodes::{ClusterNodes, tree_parts};
 /// Most directories in one answer: about 200 bytes each.
 pub const SHOWN_MAX: usize = 1_000_000;
 
-/// Answers a question about a volume whose rows are all in `engine`.
+/// Answers a question about a volume of which `engine` has all rows.
 ///
 /// # Errors
 /// In words.

@@ -226,9 +226,9 @@ impl ClusterNode {
         }
     }
 
-    /// Another member does not have the snapshot that a request reads. If this one has it, the other
-    /// one has joined just now and is about to get the record, or this one is about to hear that
-    /// the snapshot goes: the request begins anew after a while.
+    /// Another member does not have the snapshot that a request reads. If this one has it, the
+    /// other one has joined just now and is about to get the record, or this one is about to hear
+    /// that the snapshot goes: the request begins anew after a while.
     pub(super) fn lacked_at(&mut self, ticket: u64) {
         let op = self.works.get(&ticket).map(|work| &work.request.op);
         let has_it = match op {

@@ -26,7 +26,7 @@ pub(super) enum Back {
     Here(Done),
     /// This member itself, which deletes this file without a name.
     Deletion(InodeId),
-    /// Another member, whose process asks. With the number of the request there.
+    /// The process of another member asks. With the number of the request there.
     Forwarded(NodeId, u64),
 }
 

@@ -219,9 +219,9 @@ fn every_read_at_a_snapshot() {
     assert_eq!(errno(&asked.lock().take().unwrap()), libc::EPERM);
 }
 
-/// A snapshot that a member does not have, or has no more, is refused by every member. In the middle
-/// of a read another one may not have it yet: the read goes on until its own member hears of a
-/// removal.
+/// A snapshot that a member does not have, or has no more, is refused by every member. In the
+/// middle of a read another one may not have it yet: the read goes on until its own member hears of
+/// a removal.
 #[test]
 fn snapshot_that_is_gone() {
     let mut cluster = Cluster::new(3);
@@ -378,8 +378,8 @@ impl ReplySink for Ended {
     }
 }
 
-/// A request that comes while a member holds all workers of the node that reads a snapshot is served
-/// when the member lets go of them.
+/// A request that comes while a member holds all workers of the node that reads a snapshot is
+/// served when the member lets go of them.
 #[test]
 fn request_while_workers_are_held() {
     let mut cluster = Cluster::new(3);

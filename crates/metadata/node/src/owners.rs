@@ -33,9 +33,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{KeyRef, Table, number_of};
-use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_id};
+use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, is_history_share, maker_of_id};
 use kestrel_types::request::Op;
-use kestrel_types::snapshot::{decode_history_key, is_history_share};
+use kestrel_types::snapshot::decode_history_key;
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 

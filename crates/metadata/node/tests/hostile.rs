@@ -107,7 +107,7 @@ fn set_attr() -> BoxedStrategy<SetAttr> {
     );
     (numbers, time(), time(), any::<(bool, bool)>())
         .prop_map(|((mode, uid, gid, size), atime, mtime, (through_handle, kill_suid))| SetAttr {
-            mode: mode.into(),
+            mode,
             uid,
             gid,
             size,

@@ -26,6 +26,7 @@ fn info(id: SnapshotId, name: &str) -> SnapshotInfo {
         created: 5,
         removing: false,
         cutting: false,
+        hidden: false,
         holds: Vec::new(),
     }
 }

@@ -10,10 +10,10 @@ use kestrel_meta::history::at::SnapshotEngine;
 use kestrel_types::clock::SECOND;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{NodeId, history_share_of};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::snapshot::{
-    SnapshotId, SnapshotInfo, decode_history, decode_history_key, history_share_of, references,
+    SnapshotId, SnapshotInfo, decode_history, decode_history_key, references,
 };
 use kestrel_types::stat::{DirStat, ObjStat};
 use parking_lot::Mutex;

@@ -6,8 +6,9 @@
 //! - *Names that A has* and that have changed or gone are those of the history rows of table
 //!   `entry` from A on, below B.
 //! - *Names that only B has* are as many as the directory has entries more at B than at A, and as
-//!   have gone. Only where that is not zero, the directory is read, for inodes that changed after A:
-//!   among its rows of now, and among its names with history from B on. Its figures leave history whenever a name comes or goes; so does a name that goes.
+//!   have gone. Only where that is not zero, the directory is read, for inodes that changed after
+//!   A: among its rows of now, and among its names with history from B on. Its figures leave
+//!   history whenever a name comes or goes; so does a name that goes.
 //! - *Directories* that were moved leave history in table `dirid`, and those with other times in
 //!   table `dirstat`.
 //! - *Files with several names* leave history in table `link`, under their numbers. No row leads

@@ -13,9 +13,9 @@ use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::op_counters::WorkerCounters;
-use kestrel_types::placement::WORKERS_MAX;
+use kestrel_types::placement::{WORKERS_MAX, history_share_of};
 use kestrel_types::request::{Creds, Op, Request};
-use kestrel_types::snapshot::{HISTORY_SHARE, history_share_of};
+use kestrel_types::snapshot::HISTORY_SHARE;
 use parking_lot::Mutex;
 
 use super::reply_thread::ReplyThread;
