@@ -679,7 +679,8 @@ impl ClusterNode {
             && self.waiting.is_empty()
             && self.changing.is_idle()
             && self.snapshots.is_idle()
-            && !self.node.core().snapshots.has_removed()
+            // To a member that has left the leader says nothing any more.
+            && (self.has_left() || !self.node.core().snapshots.has_removed())
             && !self.coordinator.leads()
     }
 
