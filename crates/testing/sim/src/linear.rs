@@ -69,10 +69,11 @@ struct Search<'a> {
 }
 
 /// Searches an order for the records of a history. `one_clock`: numbers of snapshots and stamps of
-/// changes are of one clock, so that the order is theirs, and all hear of a removal at once.
+/// changes are of one clock, so that the order is theirs, a snapshot is on record at its instant, and
+/// all hear of a removal at once.
 pub fn check(records: &[Record], one_clock: bool) -> Linearity {
     let records = &with_found_snapshots(records)[..];
-    let cuts = if one_clock { Cuts::new(records) } else { Cuts::default() };
+    let cuts = if one_clock { Cuts::of_one_clock(records) } else { Cuts::of_many_clocks(records) };
     let counts = |record: &Record| {
         !record.refused && (record.answered.is_some() || changes(&record.request.op))
     };
@@ -123,7 +124,7 @@ impl Search<'_> {
                 continue;
             }
             let mut model = frame.model.clone();
-            if step(&mut model, &self.records[call]).is_err() {
+            if self.step(&mut model, call).is_err() {
                 continue;
             }
             // A call without an answer that changes nothing here need not have happened here.
@@ -148,6 +149,22 @@ impl Search<'_> {
             self.best_left,
             self.best.join("\n  ")
         ))
+    }
+
+    /// Lets the model do the request of a call. What may not be on record yet is none of its business,
+    /// unless the answer shows it.
+    fn step(&self, model: &mut Model, call: usize) -> Result<(), String> {
+        let record = &self.records[call];
+        let hidden = self.cuts.hidden_from(call, record);
+        let shown = std::mem::take(&mut model.snapshots);
+        let (hidden, shown): (Vec<_>, Vec<_>) =
+            shown.into_iter().enumerate().partition(|(_, past)| hidden.contains(&past.id));
+        model.snapshots = shown.into_iter().map(|(_, past)| past).collect();
+        let done = step(model, record);
+        for (index, past) in hidden {
+            model.snapshots.insert(index.min(model.snapshots.len()), past);
+        }
+        done
     }
 
     fn mark(&mut self, call: usize) {
@@ -200,7 +217,7 @@ impl Search<'_> {
         let Some(model) = model else { return Vec::new() };
         let told = |call: usize| {
             let record = &self.records[call];
-            let why = match step(&mut model.clone(), record) {
+            let why = match self.step(&mut model.clone(), call) {
                 Err(why) => why,
                 Ok(()) if self.cuts.may_be_next(call, &self.is_done) => "leads nowhere".into(),
                 Ok(()) => "its stamp is on the other side of a snapshot".into(),

@@ -5,7 +5,7 @@
 //! its own, and it shortens the search: a snapshot that is put at a wrong place would be found out
 //! only where it is read.
 
-use kestrel_types::request::{Answer, Op, Reply};
+use kestrel_types::request::{Answer, Op, Outcome, Reply};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 
 use crate::history::Record;
@@ -17,6 +17,8 @@ pub(super) struct Cuts {
     made_before: Vec<Vec<usize>>,
     /// Of each call that made a snapshot: the changes before it.
     changed_before: Vec<Vec<usize>>,
+    /// Of each call about records of snapshots: those that were being made at the same time.
+    in_making: Vec<Vec<SnapshotId>>,
 }
 
 /// The snapshot that a call has made.
@@ -50,7 +52,48 @@ fn stamp_of(op: &Op, reply: &Reply) -> Option<u64> {
 }
 
 impl Cuts {
-    pub(super) fn new(records: &[Record]) -> Self {
+    /// Nodes with clocks of their own. A snapshot is on record some time after its instant, but before
+    /// the answer to the call that makes it.
+    pub(super) fn of_many_clocks(records: &[Record]) -> Self {
+        let made: Vec<(u64, u64, SnapshotId)> = records
+            .iter()
+            .filter_map(|record| Some((record.begun, record.answered.as_ref()?.0, made(record)?)))
+            .collect();
+        let in_making = |record: &Record| {
+            let end = record.answered.as_ref().map_or(u64::MAX, |(at, _)| *at);
+            let at_a_time = |(begun, answered, _): &&(u64, u64, SnapshotId)| {
+                *begun < end && record.begun < *answered
+            };
+            match record.request.op {
+                Op::SnapshotList { .. }
+                | Op::SnapshotRename { .. }
+                | Op::SnapshotRemove { .. }
+                | Op::SnapshotHold { .. } => {
+                    made.iter().filter(at_a_time).map(|(_, _, id)| *id).collect()
+                }
+                _ => Vec::new(),
+            }
+        };
+        Self { in_making: records.iter().map(in_making).collect(), ..Self::default() }
+    }
+
+    /// Snapshots that a call need not know: they were being made, and its answer does not show them.
+    pub(super) fn hidden_from(&self, call: usize, record: &Record) -> Vec<SnapshotId> {
+        let Some(in_making) = self.in_making.get(call).filter(|ids| !ids.is_empty()) else {
+            return Vec::new();
+        };
+        match &record.answered {
+            Some((_, Ok(Answer::Snapshots(shown)))) => {
+                let is_shown = |id: &SnapshotId| shown.iter().any(|info| info.id == *id);
+                in_making.iter().copied().filter(|id| !is_shown(id)).collect()
+            }
+            Some((_, Err(Outcome::Failed(why)))) if why.errno == libc::ENOENT => in_making.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// One node.
+    pub(super) fn of_one_clock(records: &[Record]) -> Self {
         let made: Vec<_> = records.iter().map(made).collect();
         let stamps: Vec<_> = records
             .iter()
@@ -69,6 +112,7 @@ impl Cuts {
         Self {
             made_before: stamps.iter().map(|stamp| below(&made, *stamp)).collect(),
             changed_before: made.iter().map(|made| below(&stamps, *made)).collect(),
+            ..Self::default()
         }
     }
 
