@@ -10,12 +10,13 @@ use std::collections::hash_map::Entry;
 
 use kestrel_engine::Engine;
 use kestrel_types::clock::Nanos;
+use kestrel_types::clone::RECORD_PREFIX;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::DirStat;
 
 use crate::info::{InfoError, dir_sums};
-use crate::rows::{DirId, get};
+use crate::rows::{DirId, Rows, get};
 
 /// Most directories of a tree. Each takes about 100 bytes of memory.
 pub const DIRS_MAX: usize = 50_000_000;
@@ -46,6 +47,22 @@ pub fn read_parts(engine: &dyn Engine, dirs: &[InodeId]) -> Result<Vec<DirPart>,
         Ok(DirPart { stat, below })
     };
     dirs.iter().map(part).collect()
+}
+
+/// Clones of the volume that are not complete: directories of theirs that nobody has looked at have
+/// no rows of the directories in them yet, so figures of trees lack those.
+///
+/// # Errors
+/// Those of the engine.
+pub fn unfinished_clones(engine: &dyn Engine) -> Result<usize, InfoError> {
+    let mut count = 0;
+    for row in Rows::from(engine, Table::System, 0, RECORD_PREFIX) {
+        if !row?.0.suffix.starts_with(RECORD_PREFIX) {
+            break;
+        }
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Figures of a directory, or of it and all directories below it.
@@ -316,6 +333,17 @@ mod tests {
         assert_eq!(top(1, RankBy::Files), ["large/other"]);
         assert_eq!(top(2, RankBy::Changed), ["small", ""]);
         assert_eq!((top(0, RankBy::Bytes).len(), top(99, RankBy::Bytes).len()), (0, 5));
+    }
+
+    /// Records of clones are counted, and no others of their table.
+    #[test]
+    fn clones_that_are_not_complete() {
+        let engine = tree();
+        assert_eq!(unfinished_clones(&engine).unwrap(), 0);
+        let record = |name: &[u8]| put(Table::System, 0, name, Box::default());
+        let rows = vec![record(b"clock"), record(b"clone 01"), record(b"clone 02"), record(b"d")];
+        engine.commit(BatchKind::Growing, rows).unwrap();
+        assert_eq!(unfinished_clones(&engine).unwrap(), 2);
     }
 
     /// A directory that was moved away since has no path below the top.

@@ -191,7 +191,15 @@ fn show(args: &DuArgs, found: &Value) -> std::io::Result<()> {
         count(number("files")),
         count(number("directories"))
     )?;
-    out.flush()
+    out.flush()?;
+    let clones = found["unfinished_clones"].as_u64().unwrap_or(0);
+    if clones > 0 {
+        eprintln!(
+            "kestrel du: {clones} clones of this volume are being completed: directories below \
+             theirs may not be counted yet; run it again later"
+        );
+    }
+    Ok(())
 }
 
 /// A path on one line, without the `/` at the end that joining an empty path leaves.

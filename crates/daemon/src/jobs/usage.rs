@@ -2,9 +2,12 @@
 //!
 //! The answer has the `total` of the tree and the directories that were asked for, `dirs`, each
 //! with its `path` below the top, the figures of its tree, and those of itself (`…_here`).
+//! `unfinished_clones` are those of the volume, whose directories may be lacking in the figures.
 
 use kestrel_admin::info::{InfoError, find_dir, find_path};
-use kestrel_admin::usage::{DirUsage, RankBy, ReadParts, Selection, TreeUsage, read_parts};
+use kestrel_admin::usage::{
+    DirUsage, RankBy, ReadParts, Selection, TreeUsage, read_parts, unfinished_clones,
+};
 use kestrel_engine::Engine;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
@@ -48,7 +51,11 @@ fn found(engine: &dyn Engine, question: &Value, read: &mut ReadParts<'_>) -> Res
     let paths = tree.paths(engine, &chosen).map_err(words)?;
     let dirs = chosen.iter().zip(paths);
     let dirs: Vec<Value> = dirs.filter_map(|(found, path)| Some(describe(found, &path?))).collect();
-    Ok(json!({ "total": describe(tree.top(), b""), "dirs": dirs }))
+    Ok(json!({
+        "total": describe(tree.top(), b""),
+        "dirs": dirs,
+        "unfinished_clones": unfinished_clones(engine).map_err(words)?,
+    }))
 }
 
 fn describe(found: &DirUsage, path: &[u8]) -> Value {
