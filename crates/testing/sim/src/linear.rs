@@ -69,8 +69,8 @@ struct Search<'a> {
 }
 
 /// Searches an order for the records of a history. `one_clock`: numbers of snapshots and stamps of
-/// changes are of one clock, so that the order is theirs, a snapshot is on record at its instant, and
-/// all hear of a removal at once.
+/// changes are of one clock, so that the order is theirs, a snapshot is on record at its instant,
+/// and all hear of a removal at once.
 pub fn check(records: &[Record], one_clock: bool) -> Linearity {
     let records = &with_found_snapshots(records)[..];
     let cuts = if one_clock { Cuts::of_one_clock(records) } else { Cuts::of_many_clocks(records) };
@@ -151,8 +151,8 @@ impl Search<'_> {
         ))
     }
 
-    /// Lets the model do the request of a call. What may not be on record yet is none of its business,
-    /// unless the answer shows it.
+    /// Lets the model do the request of a call. The model does not look at what may not be on record
+    /// yet, unless the answer shows it.
     fn step(&self, model: &mut Model, call: usize) -> Result<(), String> {
         let record = &self.records[call];
         let hidden = self.cuts.hidden_from(call, record);

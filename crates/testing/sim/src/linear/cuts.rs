@@ -52,8 +52,8 @@ fn stamp_of(op: &Op, reply: &Reply) -> Option<u64> {
 }
 
 impl Cuts {
-    /// Nodes with clocks of their own. A snapshot is on record some time after its instant, but before
-    /// the answer to the call that makes it.
+    /// Nodes with clocks of their own. A snapshot is on record some time after its instant, but
+    /// before the answer to the call that makes it.
     pub(super) fn of_many_clocks(records: &[Record]) -> Self {
         let made: Vec<(u64, u64, SnapshotId)> = records
             .iter()
@@ -77,7 +77,8 @@ impl Cuts {
         Self { in_making: records.iter().map(in_making).collect(), ..Self::default() }
     }
 
-    /// Snapshots that a call need not know: they were being made, and its answer does not show them.
+    /// Snapshots that a call need not know: they were being made, and its answer does not show
+    /// them.
     pub(super) fn hidden_from(&self, call: usize, record: &Record) -> Vec<SnapshotId> {
         let Some(in_making) = self.in_making.get(call).filter(|ids| !ids.is_empty()) else {
             return Vec::new();
