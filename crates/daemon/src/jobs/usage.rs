@@ -2,7 +2,7 @@
 //!
 //! The answer has the `total` of the tree and the directories that were asked for, `dirs`, each
 //! with its `path` below the top, the figures of its tree, and those of itself (`…_here`).
-//! `unfinished_clones` are those of the volume, whose directories may be lacking in the figures.
+//! `unfinished_clones` of the volume may have directories that the figures lack.
 
 use kestrel_admin::info::{InfoError, find_dir, find_path};
 use kestrel_admin::usage::{

@@ -151,8 +151,8 @@ impl Search<'_> {
         ))
     }
 
-    /// Lets the model do the request of a call. The model does not look at what may not be on record
-    /// yet, unless the answer shows it.
+    /// Lets the model do the request of a call. The model does not look at what may not be on
+    /// record yet, unless the answer shows it.
     fn step(&self, model: &mut Model, call: usize) -> Result<(), String> {
         let record = &self.records[call];
         let hidden = self.cuts.hidden_from(call, record);
