@@ -6,7 +6,7 @@ use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::request::{Commit, Creds, NewData, Op, XattrFlags};
 
 use super::acl;
-use super::{Byte, CONFLICT, Layout, MaybeReply, Model, READ, Run, WRITE};
+use super::{Byte, CONFLICT, Layout, MaybeReply, Model, READ, Run, WRITE, code};
 
 impl Model {
     pub(super) fn cut(&mut self, ino: u64, size: u64) {
@@ -69,7 +69,12 @@ impl Model {
             return Err(libc::EPERM);
         }
         self.inode_changes(&commit.inode, reply)?;
-        if node.data_change != commit.base {
+        // A client may know from a snapshot which state of content it is, and the model not.
+        let conflicts = match reply.filter(|_| node.data_change == 0) {
+            Some(reply) => code(reply) == CONFLICT,
+            None => node.data_change != commit.base,
+        };
+        if conflicts {
             return Err(CONFLICT);
         }
         let size = commit.size.unwrap_or(node.size);
