@@ -39,7 +39,7 @@ struct MemberRecords {
     /// Records that it may not have as they are.
     pending: BTreeSet<SnapshotId>,
     /// What it was told last and has not said anything of, and when.
-    sent: Option<(SnapshotOrder, Vec<SnapshotId>)>,
+    sent: Option<SentRecords>,
     sent_at: Nanos,
     /// Snapshots in removal that it has no history of.
     cleared: BTreeSet<SnapshotId>,
@@ -47,6 +47,15 @@ struct MemberRecords {
     dropped: BTreeSet<SnapshotId>,
     /// When it is asked again what it has cleared.
     poll: Nanos,
+}
+
+/// What a member was told in one message.
+struct SentRecords {
+    order: SnapshotOrder,
+    /// The records that it was about.
+    ids: Vec<SnapshotId>,
+    /// Of these, those that it was to delete.
+    dropped: Vec<SnapshotId>,
 }
 
 impl MemberRecords {
@@ -73,19 +82,26 @@ impl ClusterNode {
                 let found = seen.binary_search_by_key(id, |known| known.info.id);
                 found.is_ok_and(|index| seen[index].info.removing)
             };
-            let sent = member.sent.iter().flat_map(|(_, ids)| ids);
+            let sent = member.sent.iter().flat_map(|sent| &sent.ids);
             member.pending.iter().chain(sent).all(removing)
         };
         !self.snapshots.records.members.values().all(polls)
     }
 
     /// Why a change of the placement map cannot begin: a member that stays lacks records of
-    /// snapshots. Only the leader of snapshots knows.
+    /// snapshots, or another one is to lead and records are being deleted. Only the leader of
+    /// snapshots knows.
     pub(crate) fn lacks_records(&mut self, next: &PlacementMap) -> Option<FsError> {
         if !self.leads_snapshots() {
             return None;
         }
         self.notice_records();
+        let stays_leader = next.snapshot_leader().is_some_and(|leader| leader.id == self.me);
+        if !stays_leader && !self.snapshots.records.dropping.is_empty() {
+            // The next leader may have dropped a record that this one still has.
+            let text = "metadata: records of removed snapshots are being deleted: try again";
+            return Some(FsError::new(libc::EAGAIN, text));
+        }
         let members = &self.snapshots.records.members;
         let lacks = members.iter().filter(|(node, _)| next.map.member(**node).is_some());
         let (node, _) = lacks.into_iter().find(|(_, member)| !member.agrees())?;
@@ -149,6 +165,8 @@ impl ClusterNode {
             return;
         }
         let (now, own) = (self.now, self.node.cleared_snapshots());
+        // Another member may be about to lead, which has to know what is being dropped.
+        let may_drop = self.changing.undecided().is_none();
         let records = &mut self.snapshots.records;
         let removed = records.seen.iter().filter(|known| known.info.removing);
         let removed: Vec<SnapshotId> = removed.map(|known| known.info.id).collect();
@@ -161,7 +179,8 @@ impl ClusterNode {
                 }
                 continue;
             }
-            if own.contains(&id) && members.values().all(|member| member.cleared.contains(&id)) {
+            let is_clear = |member: &MemberRecords| member.cleared.contains(&id);
+            if may_drop && own.contains(&id) && members.values().all(is_clear) {
                 records.dropping.insert(id);
                 for member in members.values_mut() {
                     member.pending.insert(id);
@@ -207,7 +226,7 @@ impl ClusterNode {
                 continue;
             }
             // What was lost is said anew, as it is by now.
-            member.pending.extend(member.sent.take().into_iter().flat_map(|(_, ids)| ids));
+            member.pending.extend(member.sent.take().into_iter().flat_map(|sent| sent.ids));
             let ids: Vec<SnapshotId> =
                 member.pending.iter().take(MESSAGE_RECORDS).copied().collect();
             if ids.is_empty() {
@@ -221,7 +240,8 @@ impl ClusterNode {
                     _ => dropped.push(*id),
                 }
             }
-            (member.sent, member.sent_at) = (Some((order, ids)), now);
+            let sent = SentRecords { order, ids, dropped: dropped.clone() };
+            (member.sent, member.sent_at) = (Some(sent), now);
             self.say(node, SnapshotMessage::Keep { order, records, dropped });
         }
     }
@@ -229,10 +249,10 @@ impl ClusterNode {
     pub(super) fn kept(&mut self, from: NodeId, order: SnapshotOrder, cleared: Vec<SnapshotId>) {
         let records = &mut self.snapshots.records;
         let Some(member) = records.members.get_mut(&from) else { return };
-        let Some((_, ids)) = member.sent.take_if(|(sent, _)| *sent == order) else { return };
+        let Some(sent) = member.sent.take_if(|sent| sent.order == order) else { return };
         member.cleared.extend(cleared);
-        let dropped = ids.into_iter().filter(|id| records.dropping.contains(id));
-        member.dropped.extend(dropped);
+        // Records may have begun to be deleted since it was told to keep them.
+        member.dropped.extend(sent.dropped);
         self.next_cut();
     }
 }
