@@ -237,8 +237,9 @@ alive() {
     grep -qs ') [^ZX] ' "/proc/$1/task"/*/stat
 }
 
-# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is
-# gone. Of a served volume the server and the mount are killed.
+# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away, unless a process that died
+# while it was being unmounted has done so. Returns when the process is gone. Of a served volume the
+# server and the mount are killed.
 kill_mount() {
     local volume=$1 dir=$2 pid=${3:-}
     if [ -n "$SERVING" ]; then
@@ -248,7 +249,7 @@ kill_mount() {
         kill -9 "$pid" 2>/dev/null || true
         while alive "$pid"; do sleep 0.005; done
     fi
-    umount -l "$dir"
+    umount -l "$dir" 2>/dev/null || ! grep -qs " $dir " /proc/self/mounts
 }
 
 # fsck_volume VOLUME [OPTION…]: silent and true if clean.

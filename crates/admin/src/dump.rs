@@ -73,6 +73,8 @@ pub enum DumpError {
     Mismatch(String),
     /// Too much changed meanwhile.
     TooBusy,
+    /// So many clones of the dump are not complete, and it is to be loaded into several nodes.
+    UnfinishedClones(usize),
 }
 
 impl fmt::Display for DumpError {
@@ -96,6 +98,12 @@ impl fmt::Display for DumpError {
             }
             DumpError::TooBusy => f.write_str(
                 "more than 64 GiB of changes during the dump; repeat it at a quieter time",
+            ),
+            DumpError::UnfinishedClones(count) => write!(
+                f,
+                "{count} clones were not complete, which several nodes cannot do: load the dump \
+                 into one node, mount that until `kestrel du` says nothing of clones, and dump it \
+                 again"
             ),
         }
     }

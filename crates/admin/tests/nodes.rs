@@ -20,6 +20,7 @@ use kestrel_admin::dump::spread::{LOADING, TargetNodes, keep_clear_of, load_into
 use kestrel_admin::dump::{About, DumpError, dump};
 use kestrel_admin::recording::Recording;
 use kestrel_admin::rows::{CLOCK, DirId, Rows, USAGE, decode_ceiling, encode_usage, get, put};
+use kestrel_admin::usage::unfinished_clones;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_cluster::ClusterNode;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
@@ -463,6 +464,12 @@ fn snapshots_to_several_nodes_and_back() {
         for _ in 0..400 {
             driver.step();
         }
+        // Several nodes cannot complete clones.
+        if unfinished_clones(&*driver.engine).unwrap() > 0 {
+            let refused = load_nodes(&dump_of(&*driver.engine), &formed(3)).unwrap_err();
+            assert!(matches!(refused, DumpError::UnfinishedClones(1..)), "{refused}");
+        }
+        while driver.node.tidy_clones().unwrap() {}
         let list = snapshots(&driver.node);
         let file = dump_of(&*driver.engine);
         let cluster = formed(3);

@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::ops::access;
 use kestrel_rpc::client::RemoteStats;
+use kestrel_types::acl::{XATTR_ACCESS, XATTR_DEFAULT};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
@@ -127,6 +128,10 @@ impl SnapshotMetadata {
         name: &[u8],
     ) -> Option<Result<Answer, Outcome>> {
         let inode = self.kept.inode(self.at, ino)?;
+        if matches!(name, XATTR_ACCESS | XATTR_DEFAULT) {
+            // ACLs are part of the inode.
+            return inode.acls.is_none().then(|| Err(no_attribute().into()));
+        }
         if let Some(error) = attribute_of_none(name)
             && (!inode.xattrs || error.errno == libc::EOPNOTSUPP)
         {

@@ -43,6 +43,7 @@ use crate::rows::{
     CLOCK, DirId, INODES, OBJECTS, Row, Rows, SHARES, USAGE, decode_ceiling, delete,
     encode_ceiling, encode_shares_with_history, get, put,
 };
+use crate::usage::unfinished_clones;
 
 /// Changes committed together.
 const BATCH: usize = 4096;
@@ -87,6 +88,10 @@ pub fn load_into(
     let _scratch = made.1;
     let rows = made.0;
     let done = load(input, &rows, progress)?;
+    match unfinished_clones(&rows).map_err(damaged)? {
+        0 => {}
+        count => return Err(DumpError::UnfinishedClones(count)),
+    }
     add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;
