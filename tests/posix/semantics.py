@@ -34,6 +34,9 @@ ELSEWHERE = {
     "D4": "tests/crash/full-disk.sh",
     "D5": "tests/crash/corrupt.sh",
     **{f"S{number}": "tests/posix/snapshots.sh" for number in range(1, 10)},
+    "S10": "tests/cluster/snapshots.sh",
+    "S11": "tests/posix/snapshot_verbs.sh",
+    **{f"C{number}": "tests/posix/clones.sh" for number in range(1, 6)},
     **{f"ACL{number}": "tests/posix/acls.sh" for number in range(1, 6)},
 }
 TESTS = {}
