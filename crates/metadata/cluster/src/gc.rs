@@ -23,17 +23,26 @@
 //! (the sum would come out wrong: some have deleted their shares). Two members that do this at the
 //! same time do not disturb each other: rounds are told apart, and an object may be deleted twice.
 //!
+//! While there are snapshots, what a transaction releases may be referred to by history from then
+//! on: its leader releases it when it decides, and the participant that has the row writes the
+//! history row when it hears of that. In between the sum is too small. So a participant does not
+//! confirm an object that rows refer to which it has agreed to change, and no longer watches one
+//! when it changes such a row.
+//!
 //! A row goes if its object is still referred to, but not if this node's own part is below nought:
 //! nobody else would know of the object when the sum becomes nought. It is looked at again later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kestrel_engine::{BatchKind, Mutation};
 use kestrel_meta::node::{Due, ReferencePart};
+use kestrel_meta::stop::engine_error;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
+use kestrel_types::key::KeyRef;
 use kestrel_types::placement::NodeId;
+use kestrel_types::snapshot::references;
 
 use super::message::polls::{PollAnswer, PollQuestion, Weight};
 use super::poll::{Then, out_of_reach};
@@ -177,6 +186,50 @@ impl ClusterNode {
         let weights = objects.iter().zip(parts).map(weigh).collect();
         // A release that a crash could undo must not count.
         self.answer_poll(from, number, PollAnswer::Weighed(weights), position);
+    }
+
+    /// Says which of the objects nothing has come to refer to, and history will not either.
+    pub(super) fn confirm(
+        &mut self,
+        from: NodeId,
+        number: u64,
+        round: u64,
+        mut objects: Vec<ObjectId>,
+    ) {
+        match self.referred_by_rows(self.prepared_changes()) {
+            Ok(kept) => objects.retain(|object| !kept.contains(object)),
+            // The asking member gives up at its deadline.
+            Err(why) => return log::error!("objects that another node wants to delete: {why}"),
+        }
+        let confirmed = self.node.confirm_objects(from, round, objects);
+        self.answer_poll(from, number, PollAnswer::Confirmed(confirmed), 0);
+    }
+
+    /// Another member's transaction is about to change rows here: history may refer to what they
+    /// refer to now, so no round that watches it deletes it.
+    pub(super) fn unwatch_replaced(&self, changes: &[Mutation]) -> FsResult<()> {
+        let condemned = &self.node.core().condemned;
+        if condemned.is_watching() {
+            for object in self.referred_by_rows(changes.iter())? {
+                // The round of one that is condemned here fails: it is not nought over all nodes.
+                let _condemned = condemned.refer(object);
+            }
+        }
+        Ok(())
+    }
+
+    /// Objects that rows refer to which these changes replace.
+    fn referred_by_rows<'a>(
+        &self,
+        changes: impl Iterator<Item = &'a Mutation>,
+    ) -> FsResult<BTreeSet<ObjectId>> {
+        let keys: Vec<KeyRef<'_>> = changes.map(|change| change.key.borrow()).collect();
+        let mut objects = BTreeSet::new();
+        let read = self.node.engine().get_many(&keys, &mut |index, row| {
+            let released = row.value.map(|row| references(keys[index].table, row));
+            objects.extend(released.into_iter().flatten().map(|released| released.range.object));
+        });
+        read.map_err(engine_error).map(|()| objects)
     }
 
     /// The parts of the sums are here, or somebody is out of reach.

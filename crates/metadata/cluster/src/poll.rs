@@ -108,7 +108,7 @@ impl ClusterNode {
                 return self.weigh(from, number, round, &objects);
             }
             PollQuestion::Confirm(round, objects) => {
-                (PollAnswer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
+                return self.confirm(from, number, round, objects);
             }
             PollQuestion::Entries => {
                 match self.census.as_ref().and_then(|census| census(&self.table)) {

@@ -21,7 +21,7 @@ use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{
-    Answer, COMMIT_EXTENTS_MAX, Commit, NewData, Op, RenameFlags, Request, SetAttr, Usage,
+    Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Op, RenameFlags, Request, SetAttr, Usage,
 };
 use parking_lot::Mutex;
 
@@ -29,6 +29,7 @@ use common::check;
 use common::errno;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
+use common::snapshots::remove;
 
 /// A file of the root.
 fn seen(ino: u64, name: &str) -> InodeRef {
@@ -265,15 +266,16 @@ fn objects_in_use_at_any_member() {
     assert!(!cluster.check().objects.contains_key(&7));
 }
 
+/// Whether a member is asked to confirm.
+fn confirms(to: NodeId) -> impl Fn(NodeId, &Message) -> bool {
+    move |node, message| {
+        node == to && matches!(message, Message::Poll { question: PollQuestion::Confirm(..), .. })
+    }
+}
+
 /// A node that refers to an object between the two questions, or that restarts, saves the object.
 #[test]
 fn reference_between_two_questions() {
-    let confirms = |to| {
-        move |node: NodeId, message: &Message| {
-            node == to
-                && matches!(message, Message::Poll { question: PollQuestion::Confirm(..), .. })
-        }
-    };
     let mut cluster = Cluster::new(3);
     with_an_unused_object(&mut cluster);
     cluster.clock.advance(2000 * SECOND);
@@ -297,6 +299,53 @@ fn reference_between_two_questions() {
     let third = cluster.inode(3, commit(&third, "c3", packed(7, 5), 5));
     cluster.inode(3, commit(&third, "c3", packed(8, 5), 5));
     assert_eq!(cluster.due(3), [7]);
+}
+
+/// An object stays that history is about to refer to: the leader of a transaction has released it,
+/// and the participant with the file's record hears of that between the two questions, or later.
+#[test]
+fn objects_of_history_not_yet_written() {
+    for between in [true, false] {
+        let mut cluster = Cluster::new(3);
+        let file = cluster.inode(1, mknod("a1"));
+        let file = cluster.inode(1, commit(&file, "a1", packed(7, 100), 100));
+        assert_eq!(errno(&cluster.ask(1, Op::Link(seen(file.ino, "a1"), at("b2")))), 0);
+        cluster.snapshot(1, "kept");
+
+        let op = commit(&file, "b2", packed(8, 10), 10);
+        let reply = cluster.submit(2, Request { creds: Creds::root(), op }, None);
+        let decides = |_, message: &Message| matches!(message, Message::Decide(_, true, _));
+        let decided = (0..1000).find_map(|_| {
+            cluster.tick(SECOND / 100);
+            cluster.carry(decides)
+        });
+        let decided = decided.unwrap();
+        assert_eq!(decided.0, 1, "the file's record is at node 1");
+        cluster.clock.advance(2000 * SECOND);
+        let heard = cluster.condemn(2);
+        let held = cluster.carry(confirms(1)).unwrap();
+        if between {
+            cluster.under_way.push_back(decided);
+            assert!(cluster.carry(|_, _| false).is_none());
+            cluster.under_way.push_back(held);
+            assert!(cluster.carry(|_, _| false).is_none());
+        } else {
+            cluster.under_way.push_back(held);
+            assert!(cluster.carry(|_, _| false).is_none());
+            cluster.under_way.push_back(decided);
+        }
+        cluster.settle();
+        assert_eq!(heard.lock().take().unwrap().unwrap(), [], "{between}");
+        assert_eq!(errno(&reply.lock().take().unwrap()), 0);
+        assert!(cluster.history_rows() > 0);
+        cluster.check_history_shares();
+        assert!((1..=3).all(|node| cluster.due(node).is_empty()), "the snapshot has the file");
+
+        assert_eq!(errno(&cluster.ask(cluster.leader(), remove(1, "kept"))), 0);
+        cluster.come_to_rest();
+        let freed: Vec<u64> = (1..=3).flat_map(|node| cluster.due(node)).collect();
+        assert!(freed.contains(&7), "{freed:?}");
+    }
 }
 
 #[test]
@@ -324,7 +373,7 @@ fn numbers_of_objects_are_one_nodes_and_increase() {
     for node in [1, 2, 1, 2] {
         let slot = cluster.submit(
             node,
-            Request { creds: kestrel_types::request::Creds::root(), op: Op::AllocObjects(700_000) },
+            Request { creds: Creds::root(), op: Op::AllocObjects(700_000) },
             None,
         );
         cluster.carry(|_, _| false);

@@ -200,6 +200,11 @@ impl ClusterNode {
         }
     }
 
+    /// Changes that were agreed to, of transactions that have not ended here.
+    pub(crate) fn prepared_changes(&self) -> impl Iterator<Item = &Mutation> {
+        self.locked_rows.values().filter_map(|locked| locked.prepared.as_ref()).flat_map(|it| &it.0)
+    }
+
     /// The leader says how it ended. `cut`: the newest snapshot that it keeps rows for. What was
     /// decided after the leader's cut is no part of that snapshot: it is not applied before the cut
     /// of this member, and the leader says it again.
@@ -227,7 +232,9 @@ impl ClusterNode {
             return self.give_back(txn);
         }
         let quiet = self.node.quiesce();
-        let committed = self.commit_changes(BatchKind::Freeing, changes);
+        let committed = self
+            .unwatch_replaced(&changes)
+            .and_then(|()| self.commit_changes(BatchKind::Freeing, changes));
         drop(quiet);
         match committed {
             Ok(position) => {

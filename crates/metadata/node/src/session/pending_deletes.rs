@@ -49,6 +49,11 @@ impl PendingDeletes {
         false
     }
 
+    /// Whether a round watches any object.
+    pub fn is_watching(&self) -> bool {
+        self.0.read().values().any(|round| !round.watched.is_empty())
+    }
+
     /// The object is about to be deleted, by a node that has the volume for itself.
     pub fn insert(&self, object: ObjectId) {
         self.0.write().entry(ALONE).or_default().condemned.insert(object);
