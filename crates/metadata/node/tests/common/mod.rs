@@ -18,6 +18,7 @@ use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::inode::Inode;
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use parking_lot::Mutex;
 
 /// A node on an engine in memory.
 pub struct Fixture {
@@ -67,6 +68,19 @@ impl Fixture {
 
     pub fn call(&self, op: Op) -> Reply {
         self.call_as(&Creds::root(), op)
+    }
+
+    /// As [`Fixture::call_as`]; where answers wait for the log, the log is synced.
+    pub fn call_to_the_end(&self, creds: &Creds, op: Op) -> Reply {
+        if self.config.durability == Durability::Fsync {
+            return self.call_as(creds, op);
+        }
+        let heard = Arc::new(Mutex::new(None));
+        let done = heard.clone();
+        let request = Request { creds: creds.clone(), op };
+        self.node.submit_many(vec![(request, Box::new(move |reply| *done.lock() = Some(reply)))]);
+        self.engine.sync().unwrap();
+        heard.lock().take().expect("what was answered waits for nothing else")
     }
 
     pub fn call_as(&self, creds: &Creds, op: Op) -> Reply {

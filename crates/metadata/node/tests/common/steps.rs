@@ -444,9 +444,9 @@ impl World {
         self.model.now += 1_000_000;
         self.tidy_history();
         let unknown = Creds { groups: None, ..creds.clone() };
-        let mut reply = self.fixture().call_as(&unknown, op.clone());
+        let mut reply = self.fixture().call_to_the_end(&unknown, op.clone());
         if errno(&reply) == NEED_GROUPS {
-            reply = self.fixture().call_as(creds, op.clone());
+            reply = self.fixture().call_to_the_end(creds, op.clone());
         }
         self.judge(creds, &op, &reply)
     }
