@@ -166,7 +166,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 10, max: 10 },
+        versions: Versions { min: 11, max: 11 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -175,7 +175,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 10,
+        version: 11,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -185,7 +185,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 10, max: 10 },
+        versions: Versions { min: 11, max: 11 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
