@@ -8,7 +8,7 @@
 use crate::clock::Nanos;
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
-use crate::key::{Key, KeyRef, Table};
+use crate::key::{Key, KeyRef, Table, record_number};
 use crate::name::{NAME_MAX, Name};
 use crate::snapshot::SnapshotId;
 
@@ -50,9 +50,7 @@ pub struct CloneInfo {
 impl CloneInfo {
     /// Key of its record.
     pub fn key(&self) -> Key {
-        let mut name = RECORD_PREFIX.to_vec();
-        name.extend_from_slice(format!("{:016x}", self.id).as_bytes());
-        Key::new(Table::System, 0, &name)
+        Key::of_numbered_record(RECORD_PREFIX, self.id)
     }
 
     /// Its record's bytes.
@@ -77,12 +75,7 @@ impl CloneInfo {
     }
 
     fn decode_row(digits: &[u8], row: &[u8]) -> Result<Self, DecodeError> {
-        let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-        let digits = std::str::from_utf8(digits)
-            .ok()
-            .filter(|digits| digits.len() == 16 && digits.bytes().all(|digit| lower(&digit)));
-        let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        let id = id.filter(|id| *id != 0);
+        let id = record_number(digits).filter(|id| *id != 0);
         let id = id.ok_or(DecodeError("the name of the record has no number"))?;
         let mut reader = versioned(row)?;
         let (dir, source, snapshot) = (reader.varint()?, reader.varint()?, reader.varint()?);

@@ -13,15 +13,15 @@ pub enum Compression {
     Lz4,
     /// Zstandard at a level of [`Compression::ZSTD_LEVELS`]: gains more and costs more, writing far
     /// more than reading.
-    Zstd(i32),
+    Zstd(u8),
 }
 
 impl Compression {
     /// Levels of Zstandard that can be chosen. Those above need windows far larger than a chunk.
-    pub const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
+    pub const ZSTD_LEVELS: std::ops::RangeInclusive<u8> = 1..=19;
 
     /// Level if none is given: the library's own default.
-    pub const ZSTD_LEVEL_DEFAULT: i32 = 3;
+    pub const ZSTD_LEVEL_DEFAULT: u8 = 3;
 }
 
 impl fmt::Display for Compression {

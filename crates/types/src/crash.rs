@@ -59,6 +59,10 @@ pub const POINTS: &[&str] = &[
     "clone.links.committed",
     "clone.end.before",
     "clone.end.committed",
+    "quota.before",
+    "quota.committed",
+    "removal.renamed",
+    "removal.step",
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);

@@ -42,11 +42,14 @@ pub enum Table {
     /// `(clone, kind u8 ‖ inode u64)` → what a clone that is not finished still needs
     /// ([`crate::clone`]).
     Clone = 14,
+    /// `(inode, user, group or 0, kind u8 ‖ …)` → quotas and what counts towards them
+    /// ([`crate::quota`]).
+    Quota = 15,
 }
 
 impl Table {
     /// All tables, in key order.
-    pub const ALL: [Table; 15] = [
+    pub const ALL: [Table; 16] = [
         Table::System,
         Table::Entry,
         Table::DirStat,
@@ -62,6 +65,7 @@ impl Table {
         Table::Sweep,
         Table::History,
         Table::Clone,
+        Table::Quota,
     ];
 
     /// The table with this number, if there is one.
@@ -130,6 +134,12 @@ pub struct Key {
 }
 
 impl Key {
+    /// Key of a volume-wide record with the name `prefix` and a number in 16 hexadecimal digits.
+    pub fn of_numbered_record(prefix: &[u8], number: u64) -> Self {
+        let name = [prefix, format!("{number:016x}").as_bytes()].concat();
+        Self::new(Table::System, 0, &name)
+    }
+
     /// Assembles a key.
     pub fn new(table: Table, id: u64, suffix: &[u8]) -> Self {
         Self { table, id, suffix: suffix.into() }
@@ -139,6 +149,15 @@ impl Key {
     pub fn borrow(&self) -> KeyRef<'_> {
         KeyRef { table: self.table, id: self.id, suffix: &self.suffix }
     }
+}
+
+/// The number in the name of a volume-wide record, of what follows the prefix: `None` unless these
+/// are the digits that [`Key::of_numbered_record`] writes.
+pub fn record_number(digits: &[u8]) -> Option<u64> {
+    let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    let digits = std::str::from_utf8(digits).ok()?;
+    let is_number = digits.len() == 16 && digits.bytes().all(|digit| lower(&digit));
+    u64::from_str_radix(digits, 16).ok().filter(|_| is_number)
 }
 
 /// A suffix read as a number, for tables with a number as suffix; 0 for one of another length.

@@ -47,6 +47,7 @@
 //! | [`creds`] | the user and groups that ask |
 //! | [`op_kind`], [`op_counters`] | kinds of requests, and counters by kind |
 //! | [`perm`] | permission rules that client and node share |
+//! | [`quota`] | limits of bytes and files, and what counts towards them |
 //! | [`policy`] | what a directory hands down to what is below it |
 //! | [`compression`] | how data of files is compressed |
 //! | [`placement`] | slots, exceptions, the placement map |
@@ -85,6 +86,7 @@ pub mod op_kind;
 pub mod perm;
 pub mod placement;
 pub mod policy;
+pub mod quota;
 pub mod range;
 pub mod request;
 pub mod security;

@@ -118,6 +118,12 @@ pub struct NodeStats {
     pub open_files: u64,
     /// Directories in the replica.
     pub dentries: u64,
+    /// Quotas of the volume.
+    pub quotas: u64,
+    /// Of these, above a soft limit.
+    pub quotas_above_soft_limit: u64,
+    /// Operations that a quota refused.
+    pub quota_refusals: u64,
 }
 
 impl NodeStats {

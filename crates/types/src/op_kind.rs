@@ -3,7 +3,7 @@
 use crate::request::Op;
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 45] = [
+pub const KINDS: [&str; 49] = [
     "lookup",
     "parent",
     "getattr",
@@ -49,6 +49,10 @@ pub const KINDS: [&str; 45] = [
     "snapshot_usage",
     "clone_dir",
     "clone_step",
+    "quota_set",
+    "quota_remove",
+    "quota_list",
+    "quota_check",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -100,5 +104,9 @@ pub fn kind(op: &Op) -> usize {
         Op::SnapshotUsage { .. } => 42,
         Op::CloneDir { .. } => 43,
         Op::CloneStep(_) => 44,
+        Op::QuotaSet(..) => 45,
+        Op::QuotaRemove(_) => 46,
+        Op::QuotaList(_) => 47,
+        Op::QuotaCheck { .. } => 48,
     }
 }

@@ -234,8 +234,7 @@ impl PolicyRecord {
             match compression {
                 Compression::None => put_string(&mut out, &[METHOD_NONE]),
                 Compression::Lz4 => put_string(&mut out, &[METHOD_LZ4]),
-                // Levels are 1 to 19.
-                Compression::Zstd(level) => put_string(&mut out, &[METHOD_ZSTD, level as u8]),
+                Compression::Zstd(level) => put_string(&mut out, &[METHOD_ZSTD, level]),
             }
         }
         if let Some(base) = self.base {
@@ -294,8 +293,7 @@ fn decode_compression(value: &[u8]) -> Option<Compression> {
         [METHOD_NONE] => Some(Compression::None),
         [METHOD_LZ4] => Some(Compression::Lz4),
         [METHOD_ZSTD, level] => {
-            let level = i32::from(*level);
-            Compression::ZSTD_LEVELS.contains(&level).then_some(Compression::Zstd(level))
+            Compression::ZSTD_LEVELS.contains(level).then_some(Compression::Zstd(*level))
         }
         _ => None,
     }

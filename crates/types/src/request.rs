@@ -8,6 +8,7 @@ use crate::extent::Extent;
 use crate::ids::{InodeId, ObjectId};
 use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
+use crate::quota::{QuotaInfo, QuotaLimits, QuotaSubject};
 use crate::range::Range;
 use crate::snapshot::{SnapshotId, SnapshotInfo};
 use crate::snapshot_changes::{HistoryCursor, SnapshotChanges, SnapshotUsage};
@@ -407,6 +408,21 @@ pub enum Op {
     /// [`Op::CloneDir`] made. Its owner or the superuser (`EPERM`). Answer:
     /// [`Answer::CloneProgress`].
     CloneStep(InodeId),
+    /// Gives a quota these limits; if there is none yet, makes it and counts what there is. The
+    /// superuser (`EPERM`). Answer: [`Answer::Quotas`] with it.
+    QuotaSet(QuotaSubject, Box<QuotaLimits>),
+    /// Removes a quota (`ENOENT` if there is none). The superuser (`EPERM`). Answer: Done.
+    QuotaRemove(QuotaSubject),
+    /// Lists quotas: all, for the superuser (`EPERM`), or those that count for what is made in a
+    /// directory, or for the content of a file, of whichever owner: its directories', the nearest
+    /// first, then the volume's. Answer: [`Answer::Quotas`].
+    QuotaList(Option<InodeRef>),
+    /// Counts anew what counts towards each quota, and with `repair` corrects what is wrong. The
+    /// superuser (`EPERM`). Answer: [`Answer::Quotas`].
+    QuotaCheck {
+        /// Correct it.
+        repair: bool,
+    },
 }
 
 /// An inode number in an operation.
@@ -478,7 +494,19 @@ impl Op {
             Op::SnapshotList { dir, .. } => {
                 dir.iter_mut().for_each(|dir| visit(Named::Dir(dir)));
             }
-            Op::SnapshotUsage { .. } | Op::AllocObjects(_) | Op::Usage | Op::Sync => {}
+            Op::QuotaSet(QuotaSubject::Dir(dir), _) | Op::QuotaRemove(QuotaSubject::Dir(dir)) => {
+                visit(Named::Dir(dir));
+            }
+            Op::QuotaList(above) => {
+                above.iter_mut().for_each(|inode| visit(Named::Ref(inode)));
+            }
+            Op::SnapshotUsage { .. }
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaCheck { .. }
+            | Op::AllocObjects(_)
+            | Op::Usage
+            | Op::Sync => {}
         }
     }
 }
@@ -548,6 +576,10 @@ impl Op {
             | Op::SnapshotList { .. }
             | Op::SnapshotChanges { .. }
             | Op::SnapshotUsage { .. }
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(_)
+            | Op::QuotaCheck { .. }
             | Op::Locate { .. }
             | Op::AllocObjects(_)
             | Op::Usage
@@ -579,6 +611,11 @@ impl Op {
             | Op::SnapshotUsage { .. }
             // Sent again it does the next part.
             | Op::CloneStep(_)
+            // Sent again they come to the same.
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(_)
+            | Op::QuotaCheck { .. }
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
@@ -736,6 +773,8 @@ pub enum Answer {
         /// The clone lacks nothing: it stands by itself.
         done: bool,
     },
+    /// Quotas.
+    Quotas(Vec<QuotaInfo>),
 }
 
 /// How a request ended other than with an answer.

@@ -7,7 +7,7 @@ use crate::entry::Entry;
 use crate::extent::{ExtentList, Released};
 use crate::ids::InodeId;
 use crate::inode::{Data, Inode};
-use crate::key::{Key, KeyRef, Table};
+use crate::key::{Key, KeyRef, Table, record_number};
 use crate::name::Name;
 use crate::range::Range;
 
@@ -85,9 +85,7 @@ impl SnapshotInfo {
 
     /// Key of its record.
     pub fn key(&self) -> Key {
-        let mut name = RECORD_PREFIX.to_vec();
-        name.extend_from_slice(format!("{:016x}", self.id).as_bytes());
-        Key::new(Table::System, 0, &name)
+        Key::of_numbered_record(RECORD_PREFIX, self.id)
     }
 
     /// Its record's bytes.
@@ -117,11 +115,7 @@ impl SnapshotInfo {
     }
 
     fn decode_row(digits: &[u8], row: &[u8]) -> Result<Self, DecodeError> {
-        let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-        let digits = std::str::from_utf8(digits)
-            .ok()
-            .filter(|digits| digits.len() == 16 && digits.bytes().all(|digit| lower(&digit)));
-        let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let id = record_number(digits);
         let id = id.ok_or(DecodeError("the name of the record has no number"))?;
         Self::decode_record(id, row)
     }
@@ -159,12 +153,12 @@ impl SnapshotInfo {
 #[inline]
 pub fn is_versioned(table: Table) -> bool {
     use Table::{
-        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep,
-        System, Txn, Xattr,
+        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Quota, Reap, Subdir,
+        Sweep, System, Txn, Xattr,
     };
     match table {
         Entry | DirStat | DirId | Subdir | Link | Chunk | Xattr | Sweep => true,
-        System | ObjStat | Reap | Moved | Txn | History | Clone => false,
+        System | ObjStat | Reap | Moved | Txn | History | Clone | Quota => false,
     }
 }
 

@@ -36,6 +36,7 @@ mod lock;
 mod message;
 mod op;
 mod peer;
+mod quota;
 mod reclaim;
 mod reply;
 mod session;
@@ -63,7 +64,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;
 
 /// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that
 /// of other requests: look at a newer table, or wait, and ask again.

@@ -189,8 +189,8 @@ impl Grant {
             if is_of_snapshots(&request.op) {
                 return Err(NO_SNAPSHOTS);
             }
-            if matches!(request.op, Op::Locate { .. }) {
-                // Its answer contains names from all over the volume.
+            if is_of_the_volume(&request.op) {
+                // Its answer tells of all the volume.
                 return Err(OUTSIDE);
             }
             let by_descriptor = needs_only_an_open(&request.op);
@@ -404,6 +404,18 @@ fn is_of_snapshots(op: &Op) -> bool {
     )
 }
 
+/// Whether an operation is about all of the volume.
+fn is_of_the_volume(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Locate { .. }
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(None)
+            | Op::QuotaCheck { .. }
+    )
+}
+
 /// The operation that is executed, and at which snapshot; 0 for the present.
 fn read_at(op: &mut Op) -> (SnapshotId, &mut Op) {
     match op {
@@ -417,7 +429,11 @@ fn changes(op: &Op) -> bool {
     match op {
         Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write || flags.truncate,
         Op::Release(_) => false,
-        Op::AllocObjects(_) | Op::CloneStep(_) => true,
+        Op::AllocObjects(_)
+        | Op::CloneStep(_)
+        | Op::QuotaSet(..)
+        | Op::QuotaRemove(_)
+        | Op::QuotaCheck { repair: true } => true,
         op => op.is_numbered(),
     }
 }
@@ -436,6 +452,7 @@ fn needs_no_user(op: &mut Op) -> bool {
         | Op::AllocObjects(_)
         | Op::Usage
         | Op::TreeUsage(_)
+        | Op::QuotaList(Some(_))
         | Op::Sync => true,
         Op::Commit(commit) => {
             commit.kill_suid = true;

@@ -1,7 +1,7 @@
 //! Requests: the credentials, and the operation with its operands.
 
-use super::TooLarge;
 use super::basic::{self, WireWriter, flags, inode_ref, list, made_with, mode, place};
+use super::{TooLarge, quota};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
@@ -59,6 +59,10 @@ const SNAPSHOT_CHANGES: u8 = 45;
 const SNAPSHOT_USAGE: u8 = 46;
 const CLONE_DIR: u8 = 47;
 const CLONE_STEP: u8 = 48;
+const QUOTA_SET: u8 = 55;
+const QUOTA_REMOVE: u8 = 56;
+const QUOTA_LIST: u8 = 57;
+const QUOTA_CHECK: u8 = 58;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -278,6 +282,26 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
             w.place(place);
         }
         Op::CloneStep(dir) => put_id(CLONE_STEP, *dir, w),
+        Op::QuotaSet(of, limits) => {
+            w.u8(QUOTA_SET);
+            quota::put_subject(*of, w);
+            quota::put_limits(limits, w);
+        }
+        Op::QuotaRemove(of) => {
+            w.u8(QUOTA_REMOVE);
+            quota::put_subject(*of, w);
+        }
+        Op::QuotaList(above) => {
+            w.u8(QUOTA_LIST);
+            w.u8(above.is_some().into());
+            if let Some(above) = above {
+                w.inode_ref(above);
+            }
+        }
+        Op::QuotaCheck { repair } => {
+            w.u8(QUOTA_CHECK);
+            w.u8((*repair).into());
+        }
     }
 }
 
@@ -400,6 +424,13 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         SNAPSHOT_USAGE => Op::SnapshotUsage { snapshot: r.varint()?, after: basic::cursor(r)? },
         CLONE_DIR => Op::CloneDir { source: r.varint()?, at: expected(r)?, place: place(r)? },
         CLONE_STEP => Op::CloneStep(r.varint()?),
+        QUOTA_SET => Op::QuotaSet(quota::subject(r)?, Box::new(quota::limits(r)?)),
+        QUOTA_REMOVE => Op::QuotaRemove(quota::subject(r)?),
+        QUOTA_LIST => {
+            let above = basic::boolean(r)?;
+            Op::QuotaList(if above { Some(inode_ref(r)?) } else { None })
+        }
+        QUOTA_CHECK => Op::QuotaCheck { repair: basic::boolean(r)? },
         _ => return Err(DecodeError("unknown operation")),
     })
 }

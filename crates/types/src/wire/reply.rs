@@ -1,10 +1,12 @@
 //! Answers to operations. Nodes also record them in this form, for retries after a restart.
 
 use super::basic::{self, WireWriter, flags, inode, list};
+use super::quota;
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::inode::Inode;
 use crate::name::Name;
+use crate::quota::QUOTAS_MAX;
 use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
 use crate::snapshot::{HOLDS_MAX, SNAPSHOTS_MAX, SnapshotInfo};
 use crate::snapshot_changes::{ChangedDir, ChangedName, DirMoment, SnapshotChanges, SnapshotUsage};
@@ -30,6 +32,7 @@ const SNAPSHOTS: u8 = 16;
 const SNAPSHOT_CHANGES: u8 = 17;
 const SNAPSHOT_USAGE: u8 = 18;
 const CLONE_PROGRESS: u8 = 19;
+const QUOTAS: u8 = 22;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -149,6 +152,10 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             w.varint(*names);
             w.u8(u8::from(*done));
         }
+        Answer::Quotas(quotas) => {
+            w.u8(QUOTAS);
+            w.list(quotas, quota::put_info);
+        }
     }
 }
 
@@ -260,6 +267,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
             next: basic::cursor(r)?,
         }),
         CLONE_PROGRESS => Answer::CloneProgress { names: r.varint()?, done: basic::boolean(r)? },
+        QUOTAS => Answer::Quotas(list(r, QUOTAS_MAX, 36, quota::info)?),
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
         NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
         CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),

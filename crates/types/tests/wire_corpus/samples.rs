@@ -7,6 +7,7 @@ use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::perm;
 use kestrel_types::policy::{Consistency, Policy};
+use kestrel_types::quota::{OverSince, QuotaInfo, QuotaLimits, QuotaSubject, QuotaUsage};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags,
@@ -166,7 +167,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 11, max: 11 },
+        versions: Versions { min: 12, max: 12 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -175,7 +176,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 11,
+        version: 12,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -185,7 +186,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 11, max: 11 },
+        versions: Versions { min: 12, max: 12 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -389,8 +390,27 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-clone-dir", Op::CloneDir { source: 77, at: None, place: place() }),
         ("op-clone-dir-at", Op::CloneDir { source: 77, at: Some(5000), place: place() }),
         ("op-clone-step", Op::CloneStep(300)),
+        ("op-quota-set", Op::QuotaSet(QuotaSubject::Dir(77), Box::new(quota_limits()))),
+        ("op-quota-set-volume", Op::QuotaSet(QuotaSubject::Volume, Box::default())),
+        ("op-quota-remove", Op::QuotaRemove(QuotaSubject::User(1000))),
+        ("op-quota-list", Op::QuotaList(None)),
+        ("op-quota-list-above", Op::QuotaList(Some(inode_ref()))),
+        ("op-quota-check", Op::QuotaCheck { repair: true }),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
+}
+
+fn quota_limits() -> QuotaLimits {
+    QuotaLimits { bytes: Some(1 << 40), soft_files: Some(9_000_000), ..QuotaLimits::default() }
+}
+
+fn quotas() -> Vec<QuotaInfo> {
+    let used = QuotaUsage { files: 9_500_000, bytes: -4096 };
+    let since = OverSince { bytes: 0, files: 1_700_000_000_000_000_000 };
+    let dir = QuotaSubject::Dir(77);
+    let info = QuotaInfo { of: dir, limits: quota_limits(), used, since, counted: None };
+    let group = QuotaInfo { of: QuotaSubject::Group(100), counted: Some(used), ..info };
+    vec![info, group]
 }
 
 fn other_bodies() -> Vec<(&'static str, Body)> {
@@ -518,6 +538,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
             }),
         ),
         ("answer-clone-progress", Answer::CloneProgress { names: 512, done: false }),
+        ("answer-quotas", Answer::Quotas(quotas())),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];
     let outcomes = vec![

@@ -12,6 +12,7 @@ use crate::error::FsError;
 use crate::extent::{CHUNK_BYTES, Extent, Source};
 use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
+use crate::quota::{LIMIT_MAX, OverSince, QuotaInfo, QuotaLimits, QuotaSubject, QuotaUsage};
 use crate::range::{RANGE_BYTES_MAX, Range};
 use crate::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply,
@@ -283,6 +284,11 @@ fn snapshot_op() -> BoxedStrategy<Op> {
             place
         }),
         dir().prop_map(Op::CloneStep),
+        (quota_subject(), quota_limits())
+            .prop_map(|(of, limits)| Op::QuotaSet(of, Box::new(limits))),
+        quota_subject().prop_map(Op::QuotaRemove),
+        option::of(inode_ref()).prop_map(Op::QuotaList),
+        any::<bool>().prop_map(|repair| Op::QuotaCheck { repair }),
     ]
     .boxed()
 }
@@ -445,6 +451,7 @@ pub fn reply() -> BoxedStrategy<Reply> {
             Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next })
         }),
         (number(), any::<bool>()).prop_map(|(names, done)| Answer::CloneProgress { names, done }),
+        vec(quota_info(), 0..4).prop_map(Answer::Quotas),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,
             dirs,
@@ -551,4 +558,40 @@ fn reclaim_reply() -> BoxedStrategy<ReclaimReply> {
         error().prop_map(Err),
     ]
     .boxed()
+}
+
+fn quota_subject() -> BoxedStrategy<QuotaSubject> {
+    prop_oneof![
+        number().prop_map(QuotaSubject::Dir),
+        any::<u32>().prop_map(QuotaSubject::User),
+        any::<u32>().prop_map(QuotaSubject::Group),
+        Just(QuotaSubject::Volume),
+    ]
+    .boxed()
+}
+
+fn quota_limits() -> BoxedStrategy<QuotaLimits> {
+    let limit = || option::of(0..=LIMIT_MAX);
+    (limit(), limit(), limit(), limit(), any::<u32>())
+        .prop_map(|(bytes, files, soft_bytes, soft_files, grace)| QuotaLimits {
+            bytes,
+            files,
+            soft_bytes,
+            soft_files,
+            grace,
+        })
+        .boxed()
+}
+
+fn quota_usage() -> BoxedStrategy<QuotaUsage> {
+    (any::<i64>(), any::<i64>()).prop_map(|(files, bytes)| QuotaUsage { files, bytes }).boxed()
+}
+
+fn quota_info() -> BoxedStrategy<QuotaInfo> {
+    (quota_subject(), quota_limits(), quota_usage(), quota_usage(), option::of(quota_usage()))
+        .prop_map(|(of, limits, used, since, counted)| {
+            let since = OverSince { bytes: since.bytes, files: since.files };
+            QuotaInfo { of, limits, used, since, counted }
+        })
+        .boxed()
 }
