@@ -9,6 +9,7 @@
 //! | `check/shares.rs` | shares of directories |
 //! | `check/side.rs` | tables that follow from inodes |
 //! | `check/history.rs` | snapshots, and what rows were at them |
+//! | `check/quotas.rs` | quotas: what counts against what there is |
 //! | `check/clones.rs` | clones that are not finished |
 //! | `check/clients.rs` | sessions, recorded answers, renamed files |
 //! | `check/objects.rs` | sums of objects, and the store |
@@ -35,6 +36,7 @@ mod history;
 mod inodes;
 pub(crate) mod name;
 mod objects;
+mod quotas;
 mod shares;
 mod side;
 mod system;
@@ -237,6 +239,7 @@ pub fn check(
     clients::check(&mut check)?;
     history::rows(&mut check)?;
     drop(world);
+    quotas::check(&mut check)?;
     objects::check(&mut check, options.store, options.window_objects)?;
     if let (Some(how), Some(store)) = (options.data, options.store) {
         data::check(&mut check, store, how)?;

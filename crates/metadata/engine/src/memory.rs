@@ -154,6 +154,11 @@ impl MemoryEngine {
         self.state.lock().commit_faults.push(why);
     }
 
+    /// Drops the faults of commits that have not happened yet.
+    pub fn clear_commit_faults(&self) {
+        self.state.lock().commit_faults.clear();
+    }
+
     /// The next sync fails with `why`; the engine then refuses commits until `crash`. Several calls
     /// queue up.
     pub fn fail_sync(&self, why: EngineError) {

@@ -12,6 +12,10 @@
 //! holds because no row that has a base comes into history: a change of a directory's record waits
 //! until the directory has its names ([`Stop::Based`](crate::stop::Stop::Based)).
 //!
+//! **Older snapshots** do not have them: inodes have the clone's stamp. Rows without a stamp, of
+//! the place of a directory and of a name of a file with several, are seen there, so a reader at a
+//! snapshot takes it for absence if what such a row refers to is missing.
+//!
 //! **What a clone stands on.** The rows of the source at a snapshot. A clone of the present makes a
 //! snapshot that nobody sees; one that users remove is hidden until no clone needs it.
 //!

@@ -10,6 +10,7 @@ use kestrel_types::snapshot::SnapshotInfo;
 use rustc_hash::FxHashSet;
 
 use crate::perm::Dentry;
+use crate::quotas::Charges;
 use crate::session::{Moved, OpenState, OpenTable};
 
 /// A change of the open table, to be undone.
@@ -87,6 +88,10 @@ pub struct Effects {
     pub clones: Vec<CloneInfo>,
     /// Objects that it adds references to.
     pub referred: Vec<ObjectId>,
+    /// A file that the operation made without a name, and the directory.
+    pub unnamed: Option<(InodeId, InodeId)>,
+    /// What it charges to quotas.
+    pub charges: Charges,
     /// Change of the volume's figures: files, directories, bytes.
     pub usage: [i64; 3],
 }
@@ -101,6 +106,7 @@ pub struct Mark {
     snapshots: usize,
     clones: usize,
     usage: [i64; 3],
+    charged: bool,
 }
 
 impl Effects {
@@ -122,6 +128,7 @@ impl Effects {
             snapshots: self.snapshots.len(),
             clones: self.clones.len(),
             usage: self.usage,
+            charged: !self.charges.is_empty(),
         }
     }
 
@@ -143,6 +150,10 @@ impl Effects {
         self.snapshots.truncate(mark.snapshots);
         self.clones.truncate(mark.clones);
         self.usage = mark.usage;
+        // An operation that stops has charged nothing: what it charges comes last.
+        if !mark.charged {
+            self.charges.undo();
+        }
     }
 
     /// Takes the changes of the open table back and says what they were, to be made later.
@@ -170,6 +181,8 @@ impl Effects {
         self.snapshots.clear();
         self.clones.clear();
         self.referred.clear();
+        self.unnamed = None;
+        self.charges.undo();
         self.usage = [0; 3];
     }
 }

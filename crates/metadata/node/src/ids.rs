@@ -152,6 +152,18 @@ impl Block {
         Self { next: number, end: number + 1, failed: None }
     }
 
+    /// The next number, for [`Block::back_to`].
+    #[inline]
+    pub fn mark(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes the numbers back that were given out since `mark`: an operation that runs again gets
+    /// the same ones.
+    pub fn back_to(&mut self, mark: u64) {
+        self.next = mark;
+    }
+
     /// A number.
     ///
     /// # Errors

@@ -55,6 +55,7 @@
 //! | [`txn`] | answers already given, so that a request is executed once |
 //! | [`history`] | what rows were at snapshots |
 //! | [`clones`] | clones that are not finished |
+//! | [`quotas`] | limits, and what counts towards them |
 //! | [`tokens`] | records of tokens |
 //! | [`ids`] | numbers of inodes and objects, and timestamps, given out once |
 //! | [`owners`], [`locks`], [`lease`], [`sums`] | what a node of a cluster knows of the others |
@@ -82,6 +83,7 @@ pub mod owners;
 pub mod path_cache;
 pub mod perm;
 pub mod pipeline;
+pub mod quotas;
 pub mod ref_deltas;
 pub mod replica;
 pub mod rows;

@@ -6,7 +6,9 @@
 //! | `node/dispatch.rs` | requests to workers, batches, and replies |
 //! | `node/caller.rs` | requests that need no worker |
 //! | `node/clients.rs` | numbered requests, sessions and claims of opens |
+//! | `node/quotas.rs` | quotas: made, removed, counted anew |
 //! | `node/clones.rs` | clones: names for directories that lack them |
+//! | `node/dir_place.rs` | where directories are, by rows |
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
 //! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
@@ -28,9 +30,11 @@
 mod caller;
 mod clients;
 mod clones;
+mod dir_place;
 mod dispatch;
 mod gc;
 mod multi_node;
+mod quotas;
 mod reply_thread;
 mod snapshot_changes;
 mod snapshot_records;
@@ -43,7 +47,10 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::InodeId;
+use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
+use kestrel_types::quota::{OverSince, QuotaInfo};
 use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
@@ -62,6 +69,7 @@ pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::ReplySink;
 pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
+pub use quotas::{QuotaDifferences, compare_quotas};
 pub use reply_thread::Replies;
 pub use snapshots::needs_all_nodes;
 
@@ -233,12 +241,29 @@ impl Node {
         let mut stats = op_counters::sum(&self.counters, self.core.workers);
         stats.open_files = self.core.opens.len() as u64;
         stats.dentries = self.core.replica.len() as u64;
+        let quotas = self.quotas();
+        let is_above = |info: &&QuotaInfo| info.since != OverSince::default();
+        stats.quotas = quotas.len() as u64;
+        stats.quotas_above_soft_limit = quotas.iter().filter(is_above).count() as u64;
+        stats.quota_refusals = self.core.quotas.refused();
         stats
     }
 
     /// The store.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
+    }
+
+    /// Whether the rows of this node have a name in a directory, as of the last commit. This counts
+    /// as no request.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn has_entry(&self, dir: InodeId, name: &[u8]) -> FsResult<bool> {
+        let mut found = false;
+        let key = KeyRef::new(Table::Entry, dir, name);
+        let read = self.engine.get_many(&[key], &mut |_, row| found = row.value.is_some());
+        read.map(|()| found).map_err(engine_error)
     }
 
     /// Records the volume's figures, so that opening it again need not add them up, and makes

@@ -31,6 +31,7 @@
 //! | `ops/sweep.rs` | Sweep: deletes chunks that were cut off |
 //! | `ops/locate.rs` | Locate: files by number alone |
 //! | `ops/usage.rs` | Usage, TreeUsage |
+//! | `ops/quota.rs` | QuotaList of what counts for an inode |
 //! | `ops/snapshot.rs` | SnapshotCreate, SnapshotRename, SnapshotRemove, SnapshotHold |
 
 pub mod access;
@@ -50,6 +51,7 @@ pub mod make;
 pub mod mkdir;
 pub mod open;
 pub mod policy;
+pub mod quota;
 pub mod readdir;
 pub mod rename;
 pub mod rmdir;
@@ -125,11 +127,16 @@ fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::SnapshotHold { dir, name, tag, hold } => {
             snapshot::hold(view, creds, (*dir, name), tag, *hold)
         }
+        Op::QuotaList(Some(inode)) => quota::list(view, inode),
         Op::CloneDir { source, at, place } => clone_dir::run(view, creds, *source, *at, place),
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
         | Op::Chunks { .. }
         | Op::CloneStep(_)
+        | Op::QuotaSet(..)
+        | Op::QuotaRemove(_)
+        | Op::QuotaList(None)
+        | Op::QuotaCheck { .. }
         | Op::AllocObjects(_)
         | Op::Locate { .. }
         | Op::Usage
@@ -179,6 +186,7 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         | Op::Chunks { .. }
         | Op::TreeUsage(_)
         | Op::CloneStep(_) => RunsOn::Caller,
+        Op::QuotaList(Some(inode)) => by_inode(inode),
         _ => match op.subject() {
             Subject::Path(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),

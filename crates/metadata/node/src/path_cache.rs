@@ -33,6 +33,9 @@ const PATH_BYTES_MAX: usize = 512;
 /// Most effective policies that are kept, so that they take less than 256 KiB.
 const POLICIES_MAX: usize = 4096;
 
+/// Most directories of which the nearest quotas are kept, so that they take less than 256 KiB.
+const QUOTAS_MAX: usize = 4096;
+
 /// Hash of the directories of a place.
 #[inline]
 pub fn hash_dirs(place: &PathRef) -> u64 {
@@ -62,6 +65,11 @@ pub struct PathCache {
     policies: FxHashMap<InodeId, (Policy, Position)>,
     /// [`Replica::forgotten`](crate::replica::Replica::forgotten) when these were found.
     policies_forgotten: u64,
+    /// The nearest directories with quotas.
+    quotas: FxHashMap<InodeId, Option<InodeId>>,
+    /// [`Replica::forgotten`](crate::replica::Replica::forgotten), and the version of the table of
+    /// quotas, when these were found.
+    quotas_at: (u64, u64),
 }
 
 impl PathCache {
@@ -98,6 +106,29 @@ impl PathCache {
             self.policies_forgotten = forgotten;
         }
         self.policies.insert(dir, found);
+    }
+
+    /// The nearest directory with a quota, if it was found since a directory was forgotten and a
+    /// quota made or removed last.
+    #[inline]
+    pub fn quota(&self, forgotten: u64, version: u64, dir: InodeId) -> Option<Option<InodeId>> {
+        let current = self.quotas_at == (forgotten, version);
+        self.quotas.get(&dir).filter(|_| current).copied()
+    }
+
+    /// Keeps the nearest directory with a quota.
+    pub fn keep_quota(
+        &mut self,
+        forgotten: u64,
+        version: u64,
+        dir: InodeId,
+        under: Option<InodeId>,
+    ) {
+        if self.quotas_at != (forgotten, version) || self.quotas.len() >= QUOTAS_MAX {
+            self.quotas.clear();
+            self.quotas_at = (forgotten, version);
+        }
+        self.quotas.insert(dir, under);
     }
 
     /// Keeps the end of a walk.

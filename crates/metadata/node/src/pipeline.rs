@@ -294,11 +294,18 @@ fn attempt(
         depends: false,
         no_dirs: None,
     };
-    let result = match (told, &job.claim) {
+    let mut result = match (told, &job.claim) {
         (Some(told), _) => ops::open::again(&mut view, &job.request.op, told),
         (None, Some(claim)) => ops::open::claim(&mut view, &job.request.op, *claim),
         (None, None) => ops::execute(&mut view, &job.request),
     };
+    if !dry
+        && view.core.quotas.in_use()
+        && result.is_ok()
+        && let Err(stop) = view.charge_quotas(&job.request)
+    {
+        result = Err(stop);
+    }
     (result, view.wait, view.depends)
 }
 
@@ -313,7 +320,7 @@ fn execute(
     scratch.effects.clear();
     let told = txn::recall(context.engine, jobs.iter().map(|job| job.origin))?;
     let told = |number: usize| told.get(number).and_then(Option::as_ref);
-    let mut planned = vec![None; jobs.len()];
+    let mut planned: Vec<Option<Planned>> = jobs.iter().map(|_| None).collect();
     for (number, job) in jobs.iter().enumerate() {
         let _plan = attempt(context, scratch, job, told(number), &mut planned[number], stamp, true);
     }
@@ -325,15 +332,16 @@ fn execute(
     scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
-        if !scratch.effects.clones.is_empty() {
-            // A clone's source is as it is at its batch's end.
+        if !scratch.effects.snapshots.is_empty() || !scratch.effects.clones.is_empty() {
+            // What changes after a snapshot, or after the source of a clone was read, has another
+            // timestamp.
             let again = StepOutcome::Move(RunsOn::Exclusive, job.route.clone());
             let (wait, no) = (0, false);
             steps.push(BatchStep { verdict: again, wait, changed: no, session: no, depends: no });
             continue;
         }
         loop {
-            let mark = scratch.effects.mark();
+            let (mark, first_id) = (scratch.effects.mark(), scratch.ids.mark());
             let (result, wait, depends) =
                 attempt(context, scratch, job, told(number), &mut planned[number], stamp, false);
             let result = match scope {
@@ -350,6 +358,7 @@ fn execute(
                 Err(stop) => {
                     scratch.rows.rollback();
                     scratch.effects.back_to(&mark, &context.core.opens);
+                    scratch.ids.back_to(first_id);
                     verdict_of(stop)
                 }
             };
@@ -433,6 +442,7 @@ fn commit(
         }
         let mut mutations = scratch.rows.mutations();
         mutations.extend(answers(jobs, steps));
+        mutations.extend(scratch.effects.charges.rows(context.worker));
         if !mutations.is_empty() {
             let growing = steps
                 .iter()
@@ -459,6 +469,7 @@ fn commit(
         }
     }
     take_effect(context.core, scratch.effects, position);
+    scratch.effects.charges.commit(context.worker);
     for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
         step.wait = step.wait.max(position);
     }

@@ -138,24 +138,22 @@ impl Replica {
 
     /// Number of a directory by place.
     pub fn find(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
-        self.find_dir(parent, name).map(|(dir, _)| dir.ino)
+        self.find_number(parent, name, hash_entry(parent, name))
     }
 
     /// A directory by place.
     #[inline]
     pub fn find_dir(&self, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
-        self.find_hashed(parent, name, hash_entry(parent, name))
+        let hash = hash_entry(parent, name);
+        self.names[part_of(hash)].read().find(hash, |at| self.at(at, parent, name))
     }
 
-    /// As [`Replica::find_dir`], with the [`hash_entry`] of both.
+    /// The number of a directory by place, with the [`hash_entry`] of both.
     #[inline]
-    pub fn find_hashed(
-        &self,
-        parent: InodeId,
-        name: &[u8],
-        hash: u64,
-    ) -> Option<(Dentry, Position)> {
-        self.names[part_of(hash)].read().find(hash, |at| self.at(at, parent, name))
+    pub fn find_number(&self, parent: InodeId, name: &[u8], hash: u64) -> Option<InodeId> {
+        self.names[part_of(hash)].read().find(hash, |at: DentryIndex| {
+            self.dirs[at.shard()].read().number_at(at.slot(), parent, name)
+        })
     }
 
     /// The directory there, if it is the one at this place. Of the two tables that of names is

@@ -19,8 +19,8 @@ mod scan;
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::ExtentList;
-use kestrel_types::ids::Position;
-use kestrel_types::inode::Inode;
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::placement::hash_entry;
 use kestrel_types::stat::{DirStat, ObjStat};
@@ -103,6 +103,47 @@ pub struct BatchRows {
     barred: FxHashMap<(Table, u64), RowBlocked>,
     wanted_scans: Vec<(Table, u64, u64)>,
     dirty_cells: usize,
+}
+
+/// What an entry or an inode in table `link` is to quotas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// The inode.
+    pub ino: InodeId,
+    /// It is a directory.
+    pub is_dir: bool,
+    /// User and group that own it; `None` of a name with its inode in table `link`.
+    pub owner: Option<(u32, u32)>,
+    /// Its size; nothing of a directory, and of a name with its inode in table `link`.
+    pub bytes: i64,
+}
+
+impl Counted {
+    /// Of an entry.
+    pub fn of_entry(entry: &Entry) -> Self {
+        match entry {
+            Entry::Inode(inode) => Self::of_inode(inode),
+            Entry::Link { ino, .. } => Self { ino: *ino, is_dir: false, owner: None, bytes: 0 },
+        }
+    }
+
+    /// Of an inode.
+    pub fn of_inode(inode: &Inode) -> Self {
+        let is_dir = inode.kind == Kind::Dir;
+        let bytes = if is_dir { 0 } else { inode.size.cast_signed() };
+        Self { ino: inode.ino, is_dir, owner: Some((inode.uid, inode.gid)), bytes }
+    }
+}
+
+/// A change of an entry or of an inode in table `link`.
+#[derive(Debug, Clone, Copy)]
+pub struct CountedChange {
+    /// The directory of the entry; `None`: an inode in table `link`.
+    pub dir: Option<InodeId>,
+    /// What was there.
+    pub old: Option<Counted>,
+    /// What is there now.
+    pub new: Option<Counted>,
 }
 
 /// Most bytes that one batch may read. A batch above it runs again one by one; an operation that
@@ -412,6 +453,47 @@ impl BatchRows {
         self.journal.push(Undo { cell, dirty: target.dirty, value: old });
         self.dirty_cells += usize::from(!target.dirty);
         target.dirty = true;
+    }
+
+    /// What the operation that runs has changed of entries and inodes, each once; the root is left
+    /// out.
+    pub fn counted_changes(&self) -> Result<Vec<CountedChange>, DecodeError> {
+        let mut changes = Vec::new();
+        for (at, undo) in self.journal.iter().enumerate() {
+            let cell = &self.cells[undo.cell as usize];
+            let is_counted = match cell.table {
+                Table::Entry => cell.id != 0,
+                table => table == Table::Link,
+            };
+            if !is_counted || self.journal[..at].iter().any(|earlier| earlier.cell == undo.cell) {
+                continue;
+            }
+            let change = CountedChange {
+                dir: (cell.table == Table::Entry).then_some(cell.id),
+                old: self.counted(cell.table, &undo.value)?,
+                new: self.counted(cell.table, &cell.value)?,
+            };
+            if change.old != change.new {
+                changes.push(change);
+            }
+        }
+        Ok(changes)
+    }
+
+    fn counted(&self, table: Table, value: &Value) -> Result<Option<Counted>, DecodeError> {
+        Ok(match value {
+            Value::Entry(entry) => Some(Counted::of_entry(entry)),
+            Value::Inode(inode) => Some(Counted::of_inode(inode)),
+            Value::Raw(start, len) => {
+                let row = &self.values[*start as usize..][..*len as usize];
+                Some(match table {
+                    Table::Entry => Counted::of_entry(&Entry::decode(row)?),
+                    _ => Counted::of_inode(&Inode::decode(&mut Reader::new(row))?),
+                })
+            }
+            // What was written without being read is new.
+            _ => None,
+        })
     }
 
     /// The operation that ran is complete: its changes stay. Whether there were any.

@@ -6,6 +6,7 @@
 //! | `view/dirs.rs` | directories: walks to a path, sums of shares |
 //! | `view/inodes.rs` | inodes: which record a name or a number stands for |
 //! | `view/policies.rs` | effective policies: what the directories of a path say |
+//! | `view/quotas.rs` | charging quotas for what an operation changed |
 //! | `view/refs.rs` | opens, references to objects, chunks, extended attributes |
 //!
 //! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock
@@ -28,6 +29,7 @@
 mod dirs;
 mod inodes;
 mod policies;
+mod quotas;
 mod refs;
 
 pub use inodes::{At, InodeUse, LocatedInode, Planned, Spot, guard_of};
@@ -54,6 +56,7 @@ use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
 use crate::path_cache::PathCache;
+use crate::quotas::Quotas;
 use crate::replica::Replica;
 use crate::rows::{BatchRows, CellId, Value, share_suffix};
 use crate::session::{
@@ -97,6 +100,8 @@ pub struct Core {
     pub snapshots: Arc<KnownSnapshots>,
     /// The volume's clones that are not finished.
     pub clones: KnownClones,
+    /// Quotas.
+    pub quotas: Quotas,
     /// What is served is a snapshot: nothing changes, and opens are not counted.
     pub is_snapshot: bool,
     /// The node is one of several that share the volume.

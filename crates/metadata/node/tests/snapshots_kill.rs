@@ -8,18 +8,15 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
 
-use common::{at, check, config, name};
+use common::embedded::{call, open};
+use common::{at, check, name};
 use kestrel_engine::Engine;
-use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::node::{Node, RootAttr};
-use kestrel_types::clock::{SECOND, SystemClock};
+use kestrel_meta::node::Node;
 use kestrel_types::crash::{self, POINTS};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 
 /// Names the volume to the child.
@@ -28,29 +25,6 @@ const DIR: &str = "KESTREL_SNAPSHOT_KILL_DIR";
 const FILES: u64 = 3;
 /// Snapshots that stay.
 const SNAPSHOTS: u64 = 4;
-
-fn open(dir: &Path) -> (Arc<EmbeddedEngine>, Arc<Node>) {
-    let options = EmbeddedOptions {
-        memory_bytes: 256 << 10,
-        sync_interval: Some(Duration::from_millis(20)),
-        segment_bytes: 64 << 10,
-        log_bytes_max: 256 << 10,
-        reserve_bytes: 0,
-        ..EmbeddedOptions::default()
-    };
-    let engine =
-        EmbeddedEngine::open(dir, [3; 16], options, Arc::new(|| Ok(())), &mut |_| true).unwrap();
-    let engine = Arc::new(engine);
-    // It is there already after the first time.
-    let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
-    let _formatted = Node::format(&*engine, root, SECOND);
-    let node = Node::open(engine.clone(), Arc::new(SystemClock), config(2)).unwrap();
-    (engine, node)
-}
-
-fn call(node: &Node, op: Op) -> Reply {
-    node.call(Request { creds: Creds::root(), op })
-}
 
 fn list(node: &Node) -> Vec<SnapshotInfo> {
     match call(node, Op::SnapshotList { dir: None, ancestors: false }) {

@@ -184,6 +184,10 @@ impl Node {
                 Ok(Answer::Usage(self.tree_usage(None, *dir)?))
             }
             Op::CloneStep(dir) => self.clone_step(&request.creds, *dir),
+            Op::QuotaSet(of, limits) => self.set_quota(&request.creds, *of, limits, wait),
+            Op::QuotaRemove(of) => self.remove_quota(&request.creds, *of, wait),
+            Op::QuotaList(_) => self.list_quotas(&request.creds),
+            Op::QuotaCheck { repair } => self.check_quotas(&request.creds, *repair, wait),
             // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
             // there, and the halves that participants have yet to make are on record. So there is
             // nobody to ask.
@@ -230,6 +234,11 @@ impl Node {
             }
             None => match self.dentry_of(dir, wait)? {
                 Some(read) => read,
+                // Of a clone that is newer than the snapshot (`crate::clones`).
+                None if self.core.is_snapshot => {
+                    let why = "the directory was not there at the snapshot";
+                    return Err(FsError::new(libc::ENOENT, why).into());
+                }
                 // It was moved between the two reads: nobody moves it now.
                 None => {
                     let _all = self.hold_all();

@@ -20,7 +20,7 @@ use kestrel_types::clone::{CloneInfo, CloneRow, PendingDir};
 use kestrel_types::crash;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, Position, ROOT};
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::request::{Answer, Creds, Reply};
@@ -31,12 +31,12 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use super::Node;
+use super::dir_place::dir_place;
 use crate::clones::SourceDir;
 use crate::history::at::SnapshotEngine;
 use crate::ops::clone_dir::SEVERAL_NODES;
 use crate::perm;
 use crate::stop::engine_error;
-use crate::view::decode_dir_id;
 use names::Part;
 
 /// A step that a client asks for ends with so many parts, or names.
@@ -70,16 +70,7 @@ fn get(engine: &dyn Engine, key: KeyRef<'_>) -> FsResult<Option<Box<[u8]>>> {
 
 /// A directory's record, and its key; `None` if there is no such directory.
 fn dir_record(engine: &dyn Engine, dir: InodeId) -> FsResult<Option<(Key, Inode)>> {
-    let (parent, name) = match dir {
-        ROOT => (0, Box::default()),
-        _ => {
-            let Some(row) = get(engine, KeyRef::new(Table::DirId, dir, b""))? else {
-                return Ok(None);
-            };
-            let place = decode_dir_id(&row).map_err(|why| damaged(format!("{dir}: {why}")))?;
-            (place.0, Box::from(place.1))
-        }
-    };
+    let Some((parent, name)) = dir_place(engine, dir)? else { return Ok(None) };
     let key = Key::new(Table::Entry, parent, &name);
     let Some(row) = get(engine, key.borrow())? else { return Ok(None) };
     match Entry::decode(&row).map_err(|why| damaged(format!("entry of {dir}: {why}")))? {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use kestrel_engine::Engine;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, Position, ROOT};
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::Name;
@@ -23,6 +23,7 @@ use kestrel_types::snapshot_changes::{
 use kestrel_types::stat::DirStat;
 
 use super::Node;
+use super::dir_place::dir_place;
 use super::snapshots::{DEPTH_MAX, NO_SUCH_SNAPSHOT};
 use crate::history::at::SnapshotEngine;
 use crate::history::changes::{self, Cursor, Found, Group};
@@ -31,7 +32,7 @@ use crate::history::usage;
 use crate::ops::{locate, usage as figures};
 use crate::perm::{self, EXEC, READ};
 use crate::stop::{Stop, engine_error};
-use crate::view::{View, decode_dir_id, guard_of};
+use crate::view::{View, guard_of};
 
 /// At so many bytes of names and paths a page ends.
 const PAGE_BYTES: usize = 1 << 20;
@@ -234,7 +235,7 @@ impl TreeMoment<'_> {
 
     /// The directory above, the name in it, and the inode without figures.
     fn dir_at_place(&self, dir: InodeId) -> FsResult<Option<PlacedDir>> {
-        let Some((parent, name)) = self.place(dir)? else { return Ok(None) };
+        let Some((parent, name)) = dir_place(&*self.engine, dir)? else { return Ok(None) };
         let mut found = Ok(None);
         let key = KeyRef::new(Table::Entry, parent, &name);
         let read = self.engine.get_many(&[key], &mut |_, row| {
@@ -255,26 +256,6 @@ impl TreeMoment<'_> {
         }
     }
 
-    fn place(&self, dir: InodeId) -> FsResult<Option<(InodeId, Box<[u8]>)>> {
-        if dir == ROOT {
-            return Ok(Some((0, Box::default())));
-        }
-        let mut place = Ok(None);
-        let key = KeyRef::new(Table::DirId, dir, b"");
-        let read = self.engine.get_many(&[key], &mut |_, row| {
-            place = row
-                .value
-                .map(decode_dir_id)
-                .transpose()
-                .map(|place| place.map(|(parent, name)| (parent, Box::from(name))));
-        });
-        read.map_err(engine_error)?;
-        place.map_err(|why| {
-            let text = format!("metadata: damaged dirid row of {dir}: {why}; run kestrel fsck");
-            FsError::because(libc::EIO, text)
-        })
-    }
-
     /// The path of a directory from the root, if it is in the tree. Fails if the caller may not
     /// list it, or a directory between.
     fn path(&mut self, dir: InodeId) -> Result<Option<Arc<[u8]>>, Outcome> {
@@ -286,7 +267,7 @@ impl TreeMoment<'_> {
             if let Some(known) = self.known.get(&at) {
                 break known.clone();
             }
-            let Some((parent, name)) = self.place(at)? else { break None };
+            let Some((parent, name)) = dir_place(&*self.engine, at)? else { break None };
             below.push((at, name));
             if parent == 0 || below.len() > DEPTH_MAX {
                 break None;

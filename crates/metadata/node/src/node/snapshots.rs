@@ -25,6 +25,7 @@ use crate::history::known::Known;
 use crate::history::removal::Pass;
 use crate::ids::{Allocator, Timestamps, system_key, with_history};
 use crate::owners::Owners;
+use crate::quotas::Quotas;
 use crate::replica::Replica;
 use crate::session::{
     MovedTable, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
@@ -160,7 +161,11 @@ fn reads(op: &Op) -> bool {
         | Op::SnapshotList { .. }
         | Op::SnapshotChanges { .. }
         | Op::SnapshotUsage { .. }
-        | Op::CloneStep(_) => false,
+        | Op::CloneStep(_)
+        | Op::QuotaSet(..)
+        | Op::QuotaRemove(_)
+        | Op::QuotaList(_)
+        | Op::QuotaCheck { .. } => false,
         op => !op.is_numbered(),
     }
 }
@@ -291,6 +296,7 @@ impl Node {
             grace: self.core.grace,
             snapshots,
             clones: KnownClones::default(),
+            quotas: Quotas::default(),
             is_snapshot: true,
             cluster: self
                 .core

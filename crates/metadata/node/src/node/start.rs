@@ -18,6 +18,7 @@ use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::snapshot::HISTORY_SHARE;
 use parking_lot::Mutex;
 
+use super::quotas::read_quotas;
 use super::reply_thread::ReplyThread;
 use super::snapshots::SnapshotNodes;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
@@ -199,6 +200,7 @@ impl Node {
         let share = cluster.as_ref().map_or(HISTORY_SHARE, |cluster| history_share_of(cluster.me));
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
         let clones = KnownClones::read(&*engine).map_err(engine_error)?;
+        let quotas = read_quotas(&*engine, config.workers, cluster.is_some())?;
         let (snapshots, below) = (Arc::new(snapshots), engine);
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
@@ -283,6 +285,7 @@ impl Node {
             grace: config.grace,
             snapshots,
             clones,
+            quotas,
             is_snapshot: false,
             cluster: cluster.map(Box::new),
         };

@@ -28,7 +28,7 @@ use kestrel_types::stat::DirStat;
 
 use super::make;
 use super::rename::is_above;
-use super::snapshot::{NewSnapshot, alone_in_batch};
+use super::snapshot::NewSnapshot;
 use crate::clones::SourceDir;
 use crate::history::at::GONE;
 use crate::perm::{self, Dentry};
@@ -53,9 +53,10 @@ pub fn run(
     if view.core.cluster.is_some() {
         return Err(Stop::Fail(SEVERAL_NODES));
     }
-    alone_in_batch(view)?;
+    view.need_exclusive()?;
     let spot = view.spot(creds, place, true)?;
     make::check(view, creds, &spot)?;
+    view.check_clone_quotas(spot.dir.ino)?;
     let found = find(view, source, at)?;
     if !perm::owns(creds, found.inode.uid) {
         return Err(fail(

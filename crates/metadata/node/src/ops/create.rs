@@ -35,7 +35,7 @@ pub fn run(
             Kind::Dir => Err(fail(libc::EISDIR, "a directory has this name")),
             _ => {
                 let found = view.at_spot(&spot, open::use_for(flags))?;
-                let found = found.ok_or(fail(libc::ENOENT, "no such entry"))?;
+                let found = found.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
                 if open::is_change(&found, flags) {
                     view.check_names_change(&spot.dir)?;
                 }

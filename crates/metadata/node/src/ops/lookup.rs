@@ -8,12 +8,14 @@ use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::stop::{Run, fail};
-use crate::view::{InodeUse, View};
+use crate::view::View;
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
     view.want_shown(&spot, place.name.as_bytes());
-    let found = view.at_spot(&spot, InodeUse::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
-    Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(view.shown(found)?) })
+    match view.shown_at(&spot)? {
+        Some(inode) => Ok(Answer::Entry { parent: spot.dir.ino, inode }),
+        None => Err(fail(libc::ENOENT, "no such entry")),
+    }
 }

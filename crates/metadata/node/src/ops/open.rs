@@ -24,7 +24,7 @@ use crate::rows::Value;
 use crate::session::{Claim, OpenState};
 use crate::stop::{Run, Stop, fail};
 use crate::txn::RecordedReply;
-use crate::view::{At, InodeUse, LocatedInode, View};
+use crate::view::{At, InodeUse, LocatedInode, View, guard_of};
 
 /// What is needed of the inode.
 pub fn use_for(flags: &OpenFlags) -> InodeUse {
@@ -58,7 +58,13 @@ pub fn at(view: &mut View<'_>, creds: &Creds, place: &PathRef, flags: &OpenFlags
     let spot = view.spot(creds, place, false)?;
     view.need_home(&spot)?;
     view.want_shown(&spot, place.name.as_bytes());
-    let found = view.at_spot(&spot, use_for(flags))?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let only_reads = !flags.write && !flags.truncate;
+    if only_reads && let Some(file) = view.file_in(spot.entry)? {
+        check(creds, &file, flags)?;
+        return opened(view, file, Some(spot.dir.ino));
+    }
+    let found =
+        view.at_spot(&spot, use_for(flags))?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
     if is_change(&found, flags) {
         view.check_names_change(&spot.dir)?;
     }
@@ -86,7 +92,7 @@ pub fn existing(
     {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
-    check(creds, &found, flags)?;
+    check(creds, &found.inode, flags)?;
     let is_file = found.inode.kind == Kind::File;
     if flags.truncate && is_file {
         let inode = Box::new(truncated(view, creds, found, flags)?);
@@ -96,13 +102,18 @@ pub fn existing(
         let inode = Box::new(view.shown(found)?);
         return Ok(Answer::Opened { inode, created: false, parent });
     }
-    view.begin()?;
-    view.count_open(found.inode.ino);
-    Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent })
+    opened(view, Box::new(found.inode), parent)
 }
 
-fn check(creds: &Creds, found: &LocatedInode, flags: &OpenFlags) -> Run<()> {
-    match found.inode.kind {
+/// Counts the open of what is neither cut off nor a directory.
+fn opened(view: &mut View<'_>, inode: Box<Inode>, parent: Option<InodeId>) -> Run<Answer> {
+    view.begin()?;
+    view.count_open(inode.ino);
+    Ok(Answer::Opened { inode, created: false, parent })
+}
+
+fn check(creds: &Creds, inode: &Inode, flags: &OpenFlags) -> Run<()> {
+    match inode.kind {
         Kind::Symlink => return Err(fail(libc::ELOOP, "a symbolic link cannot be opened")),
         Kind::Dir if flags.write || flags.truncate => {
             return Err(fail(libc::EISDIR, "a directory cannot be opened for writing"));
@@ -119,9 +130,9 @@ fn check(creds: &Creds, found: &LocatedInode, flags: &OpenFlags) -> Run<()> {
     if flags.write || flags.truncate {
         want |= WRITE;
     }
-    perm::check(creds, &found.guard(), want)?;
+    perm::check(creds, &guard_of(inode), want)?;
     let overwrites = flags.truncate || flags.write && !flags.append;
-    if overwrites && found.inode.flags.has(InodeFlags::APPEND) {
+    if overwrites && inode.flags.has(InodeFlags::APPEND) {
         return Err(fail(libc::EPERM, "it is append only (chattr -a): open it with O_APPEND"));
     }
     Ok(())

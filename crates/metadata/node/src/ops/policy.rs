@@ -135,7 +135,7 @@ fn field_to_set(field: &[u8]) -> Run<PolicyField> {
         return Err(fail(libc::EPERM, "kestrel.policy shows what counts: set kestrel.FIELD"));
     }
     PolicyField::from_name(field)
-        .ok_or(fail(libc::EOPNOTSUPP, "there is no policy field of this name"))
+        .ok_or_else(|| fail(libc::EOPNOTSUPP, "there is no policy field of this name"))
 }
 
 /// The directory, if the caller may change its policy.

@@ -41,7 +41,8 @@ pub fn run(
     }
     view.need_exclusive()?;
     let (a, b) = (view.spot(creds, from, true)?, view.spot(creds, to, true)?);
-    let source = view.at_spot(&a, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let source =
+        view.at_spot(&a, InodeUse::Write)?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
     let target = view.at_spot(&b, InodeUse::Write)?;
     match &target {
         Some(_) if flags.no_replace => return Err(fail(libc::EEXIST, "the target exists")),

@@ -6,8 +6,9 @@
 //! directory that was removed only the superuser changes the snapshots.
 //!
 //! Exclusive: with every worker's state held, each batch before this one has a lower timestamp and
-//! is part of the snapshot, and each later one has a higher one and is not. Other operations of the
-//! same batch were asked for at the same time; they are part of it. No row of the tree changes.
+//! is part of the snapshot, and each later one has a higher one and is not. Operations before it in
+//! its batch are part of it, too; it is the last one ([`crate::pipeline`]). No row of the tree
+//! changes.
 //!
 //! Of several nodes SnapshotCreate only checks here: [`Stop::Cut`] says that nothing is in the way,
 //! and `kestrel_cluster` makes the snapshot at all nodes. While it does, the others wait.
@@ -149,7 +150,7 @@ pub fn hold(
 /// What all changes of snapshots begin with. One of them a batch: each sees what those before it
 /// have done, and has a timestamp of its own. A refusal, too, tells what snapshots there are.
 fn begin(view: &mut View<'_>) -> Run<()> {
-    alone_in_batch(view)?;
+    view.need_exclusive()?;
     view.wait = view.wait.max(view.core.snapshots.changed_at());
     // The next leader of snapshots knows what this one had on record when it was frozen.
     let hands_over = |table: &MapView| {
@@ -160,13 +161,6 @@ fn begin(view: &mut View<'_>) -> Run<()> {
         return Err(Stop::Stopped);
     }
     Ok(())
-}
-
-/// Stops unless it is the first change of snapshots and clones of an exclusive batch.
-pub fn alone_in_batch(view: &View<'_>) -> Run<()> {
-    view.need_exclusive()?;
-    let is_first = view.effects.snapshots.is_empty() && view.effects.clones.is_empty();
-    if is_first { Ok(()) } else { Err(Stop::Exclusive) }
 }
 
 fn check_name(name: &Name) -> Run<()> {
@@ -201,7 +195,8 @@ fn check_owner(view: &mut View<'_>, creds: &Creds, dir: InodeId) -> Run<()> {
 /// A snapshot that the caller may change.
 fn find(view: &mut View<'_>, creds: &Creds, (dir, name): (InodeId, &Name)) -> Run<SnapshotInfo> {
     let found = view.core.snapshots.find(dir, name);
-    let found = found.ok_or(fail(libc::ENOENT, "the directory has no snapshot of this name"))?;
+    let found =
+        found.ok_or_else(|| fail(libc::ENOENT, "the directory has no snapshot of this name"))?;
     if creds.uid != 0 {
         check_owner(view, creds, dir).map_err(|stop| match stop {
             Stop::Fail(why) if why.errno == libc::ENOENT => {

@@ -31,6 +31,7 @@ pub fn run(
     inode.nlink = 0;
     let cell = view.link_cell(inode.ino);
     view.put(cell, Value::Inode(inode.clone()));
+    view.effects.unnamed = Some((inode.ino, dir.ino));
     if !exclusive {
         view.set_linkable(inode.ino);
     }

@@ -27,7 +27,8 @@ use crate::view::{At, InodeUse, LocatedInode, Spot, View};
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, true)?;
-    let found = view.at_spot(&spot, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let found =
+        view.at_spot(&spot, InodeUse::Write)?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;
     view.check_names_change(&spot.dir)?;
     if found.is_dir() {

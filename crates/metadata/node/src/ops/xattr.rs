@@ -149,8 +149,8 @@ pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) ->
     }
     let cell = view.rows.cell(Table::Xattr, found.inode.ino, name);
     let Some(row) = view.bytes(cell)? else { return Err(missing()) };
-    let value =
-        decode(row).ok_or(fail(libc::EIO, "extended attribute of an unknown format version"))?;
+    let value = decode(row)
+        .ok_or_else(|| fail(libc::EIO, "extended attribute of an unknown format version"))?;
     Ok(Answer::Bytes(value.into()))
 }
 

@@ -148,6 +148,13 @@ impl Shard {
         is_it.then(|| self.dentry(slot))
     }
 
+    /// The number of the directory in a slot, if it is the one at this place.
+    #[inline]
+    pub fn number_at(&self, slot: Slot, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+        let cached = self.slots.get(slot as usize)?;
+        (cached.ino != 0 && self.place_at(slot) == (parent, name)).then_some(cached.ino)
+    }
+
     fn dentry(&self, slot: Slot) -> (Dentry, Position) {
         let cached = &self.slots[slot as usize];
         let acls = match self.acls.is_empty() {

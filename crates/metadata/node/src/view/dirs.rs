@@ -72,12 +72,7 @@ impl View<'_> {
     fn read_dir(&mut self, ino: InodeId) -> Run<Option<Dentry>> {
         let Some((parent, name)) = self.dir_place(ino)? else { return Ok(None) };
         let cell = self.entry_cell(parent, &name);
-        let Some(Entry::Inode(inode)) = self.entry(cell)? else {
-            return Err(damaged("dirid", &DecodeError("names no directory")));
-        };
-        if inode.ino != ino || inode.kind != Kind::Dir {
-            return Err(damaged("dirid", &DecodeError("names another inode")));
-        }
+        let Some(inode) = self.dir_at(ino, cell)? else { return Ok(None) };
         let parent = if ino == ROOT { ROOT } else { parent };
         let policy = inode.policy().map_err(|why| damaged("policy", &why))?;
         let dir = Dentry { ino, parent, guard: guard_of(inode), policy };
@@ -102,14 +97,15 @@ impl View<'_> {
     /// included. With `change` the caller is going to change the entry: it must own it.
     #[inline]
     pub fn spot(&mut self, creds: &Creds, place: &PathRef, change: bool) -> Run<Spot> {
-        if let Some(planned) = &*self.planned
-            && ptr::eq(planned.place, place)
-            && planned.change == change
+        let is_planned =
+            |planned: &mut Planned| ptr::eq(planned.place, place) && planned.change == change;
+        if !self.dry
             && self.effects.dirs_changed.is_empty()
+            && let Some(planned) = self.planned.take_if(is_planned)
         {
             self.wait = self.wait.max(planned.changed_at);
-            let spot = planned.spot.clone();
-            return self.leased().map(|()| spot);
+            self.leased()?;
+            return Ok(planned.spot);
         }
         let (dir, known) = self.reach(creds, place)?;
         let name = place.name.as_bytes();
@@ -264,9 +260,9 @@ impl View<'_> {
     #[inline]
     pub fn want_shown(&mut self, spot: &Spot, name: &[u8]) {
         if self.dry
-            && let Some((dir, _)) = self.core.replica.find_hashed(spot.dir.ino, name, spot.hash)
+            && let Some(dir) = self.core.replica.find_number(spot.dir.ino, name, spot.hash)
         {
-            self.want_figures(dir.ino);
+            self.want_figures(dir);
         }
     }
 

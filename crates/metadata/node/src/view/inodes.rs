@@ -125,6 +125,44 @@ impl View<'_> {
         self.at_name(spot.entry, spot.dir.ino, spot.home, using)
     }
 
+    /// What a place shows; `None` if there is no such name.
+    #[inline]
+    pub fn shown_at(&mut self, spot: &Spot) -> Run<Option<Box<Inode>>> {
+        match self.file_in(spot.entry)? {
+            Some(inode) => Ok(Some(inode)),
+            None => self.shown_apart(spot),
+        }
+    }
+
+    /// The same of what is no file with one name.
+    #[inline(never)]
+    fn shown_apart(&mut self, spot: &Spot) -> Run<Option<Box<Inode>>> {
+        let Some(found) = self.at_spot(spot, InodeUse::Read)? else { return Ok(None) };
+        Ok(Some(Box::new(self.shown(found)?)))
+    }
+
+    /// The inode of an entry, in the box of the answer at once, which saves copies of it; `None` if
+    /// it is no file, or one in table `link`.
+    #[inline]
+    pub fn file_in(&mut self, cell: CellId) -> Run<Option<Box<Inode>>> {
+        match self.entry(cell)? {
+            Some(Entry::Inode(inode)) if inode.kind != Kind::Dir => {
+                Ok(Some(Box::new(inode.clone())))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The same of the file that a request names, if it still has the name that the client knows.
+    #[inline]
+    pub fn seen_file(&mut self, asked: &InodeRef) -> Run<Option<Box<Inode>>> {
+        let (Route::AsAsked, Some((parent, name))) = (self.route, &asked.seen) else {
+            return Ok(None);
+        };
+        let cell = self.entry_cell(*parent, name.as_bytes());
+        Ok(self.file_in(cell)?.filter(|inode| inode.ino == asked.ino))
+    }
+
     fn at_name(
         &mut self,
         cell: CellId,
@@ -148,6 +186,8 @@ impl View<'_> {
                 let ino = *ino;
                 match self.at_number(ino, using)? {
                     Some(found) => Ok(Some(found)),
+                    // Of a clone that is newer than the snapshot (`crate::clones`).
+                    None if self.core.is_snapshot => Ok(None),
                     None => {
                         Err(damaged("link", &DecodeError("missing for a name that refers to it")))
                     }
@@ -246,7 +286,8 @@ impl View<'_> {
         if let Some(found) = self.find_dir_record(ino)? {
             return Ok(found);
         }
-        self.at_number(ino, using)?.ok_or(fail(libc::ESTALE, "the file does not exist any more"))
+        self.at_number(ino, using)?
+            .ok_or_else(|| fail(libc::ESTALE, "the file does not exist any more"))
     }
 
     fn find_dir_record(&mut self, ino: InodeId) -> Run<Option<LocatedInode>> {
@@ -258,10 +299,19 @@ impl View<'_> {
         }
         let Some((parent, name)) = self.dir_place(ino)? else { return Ok(None) };
         let cell = self.entry_cell(parent, &name);
+        let found = self.dir_at(ino, cell)?;
+        Ok(found.map(|inode| LocatedInode { inode: inode.clone(), at: At::Dir(cell) }))
+    }
+
+    /// The inode of a directory at the place that its row in table `dirid` names. `None` at a
+    /// snapshot that is older than the clone that the directory belongs to (`crate::clones`).
+    pub(super) fn dir_at(&mut self, ino: InodeId, cell: CellId) -> Run<Option<&Inode>> {
+        let is_snapshot = self.core.is_snapshot;
         match self.entry(cell)? {
             Some(Entry::Inode(inode)) if inode.ino == ino && inode.kind == Kind::Dir => {
-                Ok(Some(LocatedInode { inode: inode.clone(), at: At::Dir(cell) }))
+                Ok(Some(inode))
             }
+            None if is_snapshot => Ok(None),
             _ => Err(damaged("dirid", &DecodeError("names another inode"))),
         }
     }
@@ -269,7 +319,7 @@ impl View<'_> {
     /// A directory's record by number.
     pub fn dir_record(&mut self, ino: InodeId) -> Run<LocatedInode> {
         self.find_dir_record(ino)?
-            .ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
+            .ok_or_else(|| fail(libc::ESTALE, "the directory does not exist any more"))
     }
 
     /// The share that counts a file's bytes, if one does. Ask before [`View::begin`].

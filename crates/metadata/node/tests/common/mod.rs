@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub mod check;
+pub mod embedded;
 pub mod rules;
 pub mod steps;
 pub mod stress;

@@ -381,8 +381,9 @@ impl World {
                 Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
             }
             10..=13 => self.past_op(raw),
-            14..=17 => self.snapshot_op(raw),
-            18..=19 => self.policy_op(raw),
+            14..=16 => self.snapshot_op(raw),
+            17 => self.policy_op(raw),
+            18 | 19 => self.clone_op(raw),
             230..=243 => self.xattr(raw),
             244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
             245..=246 => Op::ReadLink(self.such(raw.a, raw.c, |node| node.kind == Kind::Symlink)),
@@ -442,7 +443,7 @@ impl World {
     fn single(&mut self, creds: &Creds, op: Op) -> Result<(), String> {
         self.fixture().clock.advance(1_000_000);
         self.model.now += 1_000_000;
-        self.tidy_history();
+        self.tidy();
         let unknown = Creds { groups: None, ..creds.clone() };
         let mut reply = self.fixture().call_to_the_end(&unknown, op.clone());
         if errno(&reply) == NEED_GROUPS {
@@ -459,8 +460,10 @@ impl World {
         let trace = &self.trace;
         let explain = |why| format!("{op:?} as {creds:?}: {why}; before:\n{}", trace.join("\n"));
         self.model.judge(creds, op, reply).map_err(explain)?;
-        if matches!((op, reply), (Op::SnapshotCreate { .. }, Ok(_))) {
-            // It waits until it is durable, and all before it with it.
+        if matches!(op, Op::SnapshotCreate { .. }) {
+            // Its answer waits until all that it depends on is durable; a failure, too, if it
+            // depends on anything.
+            self.fixture().node.engine().sync().unwrap();
             self.synced = self.model.clone();
         }
         self.learn(op, reply);

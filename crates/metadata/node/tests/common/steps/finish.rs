@@ -2,9 +2,11 @@
 //! fault.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kestrel_model::{Byte, Layout};
+use kestrel_model::{Byte, Layout, ModelInode};
 use kestrel_types::extent::{Extent, Source};
+use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op};
@@ -16,24 +18,17 @@ impl World {
     /// Compares everything, and checks the rows.
     pub(super) fn finish(&mut self) -> Result<(), String> {
         self.fixture().engine.set_full(false);
-        let root = Creds::root();
-        let dirs: Vec<u64> = self
-            .model
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.kind == Kind::Dir)
-            .map(|(ino, _)| *ino)
-            .collect();
-        for dir in dirs {
-            self.faults = false;
-            self.single(&root, Op::GetAttr(InodeRef::by_id(dir)))?;
-            self.single(&root, Op::ReadDir { dir, after: None, limit: 4096, check: false })?;
-            let names: Vec<Vec<u8>> = self.model.nodes[&dir].children.keys().cloned().collect();
-            for name in names {
-                self.file(dir, Name::new(&name).unwrap())?;
-            }
-        }
+        self.fixture().engine.clear_commit_faults();
+        self.faults = false;
+        self.look_at_all()?;
         self.finish_snapshots()?;
+        // All clones have ended.
+        for node in self.model.nodes.values_mut().filter(|node| node.outside > 0) {
+            Arc::make_mut(node).outside = 0;
+        }
+        let has_gone = |node: &ModelInode| (node.nlink, node.opens) == (0, 0);
+        self.model.nodes.retain(|_, node| node.kind == Kind::Dir || !has_gone(node));
+        self.look_at_all()?;
         let model = &self.model;
         let open =
             |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
@@ -56,6 +51,29 @@ impl World {
         let ours = (found.files as u64, found.dirs as u64, found.bytes as u64);
         if (usage.files, usage.dirs, usage.bytes) != ours {
             return Err(format!("usage {usage:?}, rows say {ours:?}"));
+        }
+        Ok(())
+    }
+
+    /// Looks at the present tree, from the root down: a listing shows the numbers of what is below
+    /// a clone.
+    fn look_at_all(&mut self) -> Result<(), String> {
+        let (root, mut dirs) = (Creds::root(), vec![ROOT]);
+        while let Some(dir) = dirs.pop() {
+            self.single(&root, Op::GetAttr(InodeRef::by_id(dir)))?;
+            self.single(&root, Op::ReadDir { dir, after: None, limit: 4096, check: false })?;
+            let children = self.model.nodes[&dir].children.clone();
+            for (name, ino) in children {
+                let name = Name::new(&name).unwrap();
+                self.file(dir, name.clone())?;
+                let file = InodeRef { ino, seen: Some((dir, name)) };
+                self.single(&root, Op::ListXattr(file.clone()))?;
+                let xattrs = self.model.nodes[&ino].xattrs.clone();
+                for name in xattrs.into_keys().filter(|name| *name != b"->") {
+                    self.single(&root, Op::GetXattr(file.clone(), name.into()))?;
+                }
+                dirs.extend((self.model.nodes[&ino].kind == Kind::Dir).then_some(ino));
+            }
         }
         Ok(())
     }

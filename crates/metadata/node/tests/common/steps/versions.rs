@@ -1,4 +1,4 @@
-//! Steps about snapshots and policies.
+//! Steps about snapshots, clones and policies.
 
 use std::sync::Arc;
 
@@ -15,11 +15,14 @@ use super::{NAMES, Raw, World, name};
 
 const SNAPSHOT_NAMES: [&str; 4] = ["s", "t", "u", "_v"];
 
+/// Clones of clones would grow without end: none is made in a tree with more inodes.
+const CLONED_MAX: usize = 120;
+
 fn snapshot_name(dice: u8) -> Name {
     name(SNAPSHOT_NAMES[usize::from(dice) % SNAPSHOT_NAMES.len()])
 }
 
-/// Whether an operation makes, changes, lists or reads snapshots.
+/// Whether an operation makes, changes, lists or reads snapshots, or makes a clone.
 pub fn is_of_snapshots(op: &Op) -> bool {
     matches!(
         op,
@@ -29,6 +32,7 @@ pub fn is_of_snapshots(op: &Op) -> bool {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::CloneDir { .. }
     )
 }
 
@@ -85,6 +89,28 @@ impl World {
         Op::At(id, Box::new(op))
     }
 
+    /// A clone is made, of the present or of a snapshot, mostly at a place that is free.
+    pub(super) fn clone_op(&self, raw: Raw) -> Op {
+        let all = &self.model.snapshots;
+        let past = all.get(usize::from(raw.c / 8) % all.len().max(1));
+        let at = past.filter(|_| raw.c % 8 < 4).map(|past| past.id);
+        let place = match raw.b % 4 {
+            0 => self.place(raw.b, raw.d),
+            _ => PathRef::new(ROOT, name(NAMES[usize::from(raw.d) % 4])),
+        };
+        // The present root would be cloned into itself.
+        let full = self.such(raw.a, raw.c, |node| node.children.values().len() > 0);
+        let source = if full.ino == ROOT && at.is_none() { self.dir(raw.d) } else { full.ino };
+        if self.model.nodes.len() > CLONED_MAX {
+            return Op::Lookup(place);
+        }
+        match raw.who % 32 {
+            0 => Op::CloneDir { source: self.inode(raw.a, raw.c).ino, at, place },
+            1 => Op::CloneDir { source, at: Some(1), place },
+            _ => Op::CloneDir { source, at, place },
+        }
+    }
+
     /// A policy is set, unset or looked at. Few are of immutable trees, and they go soon, or
     /// nothing could change.
     pub(super) fn policy_op(&self, raw: Raw) -> Op {
@@ -110,8 +136,13 @@ impl World {
         }
     }
 
-    /// One step of what follows the removal of snapshots, which a fault may fail.
-    pub(super) fn tidy_history(&self) {
+    /// One step of what follows the removal of snapshots, and now and then one of what a clone
+    /// lacks, which a fault may fail.
+    pub(super) fn tidy(&self) {
+        if self.trace.len() % 8 == 0 {
+            let tidied = self.fixture().node.tidy_clones();
+            assert!(self.faults || tidied.is_ok(), "{tidied:?}");
+        }
         let tidied = self.fixture().node.tidy_history();
         assert!(self.faults || tidied.is_ok(), "{tidied:?}");
     }
@@ -138,6 +169,7 @@ impl World {
 
     fn tidy_all(&self) {
         // Faults that were injected and not met yet fail a step, which can be tried again.
+        while self.fixture().node.tidy_clones().unwrap_or(true) {}
         while self.fixture().node.tidy_history().unwrap_or(true) {}
         self.fixture().node.engine().sync().unwrap();
     }
@@ -161,19 +193,21 @@ impl World {
     /// Looks at everything there was at a snapshot.
     fn compare_past(&mut self, id: SnapshotId) -> Result<(), String> {
         let root = Creds::root();
-        let nodes = self.model.past(id).unwrap().nodes().clone();
         let at = |op: Op| Op::At(id, Box::new(op));
-        for (dir, node) in nodes.iter().filter(|(_, node)| node.kind == Kind::Dir) {
-            self.single(&root, at(Op::GetAttr(InodeRef::by_id(*dir))))?;
-            let list = Op::ReadDir { dir: *dir, after: None, limit: 4096, check: false };
+        let mut dirs = vec![ROOT];
+        while let Some(dir) = dirs.pop() {
+            self.single(&root, at(Op::GetAttr(InodeRef::by_id(dir))))?;
+            let list = Op::ReadDir { dir, after: None, limit: 4096, check: false };
             self.single(&root, at(list))?;
-            self.single(&root, at(Op::TreeUsage(*dir)))?;
-            for (name, ino) in &node.children {
+            self.single(&root, at(Op::TreeUsage(dir)))?;
+            let nodes = self.model.past(id).unwrap().nodes().clone();
+            for (name, ino) in &nodes[&dir].children {
                 let name = Name::new(name).unwrap();
-                self.single(&root, at(Op::Lookup(PathRef::new(*dir, name.clone()))))?;
-                let seen = InodeRef { ino: *ino, seen: Some((*dir, name)) };
+                self.single(&root, at(Op::Lookup(PathRef::new(dir, name.clone()))))?;
+                let seen = InodeRef { ino: *ino, seen: Some((dir, name)) };
                 self.single(&root, at(Op::ListXattr(seen)))?;
                 self.single(&root, at(Op::Chunks { ino: *ino, first: 0, last: 10 }))?;
+                dirs.extend((nodes[ino].kind == Kind::Dir).then_some(*ino));
             }
         }
         self.single(&root, Op::SnapshotList { dir: None, ancestors: false })

@@ -1,0 +1,448 @@
+//! Quotas in a node's memory: limits, what counts towards them, and what running batches have
+//! reserved.
+//!
+//! What counts is a function of the rows: each entry below a directory is a file, and each inode
+//! has its bytes. So a batch charges what its operations did to entries and inodes, whatever they
+//! were ([`crate::rows::BatchRows::counted_changes`]), and no operation has to think of it.
+//!
+//! - **Exact.** A batch writes what it charges in its own commit: a row for each quota and worker
+//!   ([`kestrel_types::quota`]). A directory's rows count what no directory with a quota further
+//!   down counts; the sums for the outer ones are made in memory, so a tree of nested quotas costs
+//!   one row.
+//! - **Never above.** An operation that grows reserves before it ends, in one counter of the quota
+//!   that all workers share. What shrinks is given back when its batch has committed.
+//!
+//! The set of quotas changes with every worker's state held.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use kestrel_engine::Mutation;
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::quota::{OverSince, QuotaInfo, QuotaLimits, QuotaRow, QuotaSubject, QuotaUsage};
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+
+/// What has been counted towards a quota.
+pub struct QuotaCounters {
+    /// Towards it and, of a directory, those below it; files and bytes, with what is reserved.
+    total: [AtomicI64; 2],
+    /// By worker, the exclusive one last: as in the rows.
+    shares: Box<[[AtomicI64; 2]]>,
+    /// Rows of workers that the node has no more.
+    rest: QuotaUsage,
+    /// Since when the totals are above the soft limits; 0 if they are not.
+    since: [AtomicI64; 2],
+}
+
+fn pair(usage: QuotaUsage) -> [i64; 2] {
+    [usage.files, usage.bytes]
+}
+
+fn usage_of(pair: &[AtomicI64; 2]) -> QuotaUsage {
+    let [files, bytes] = pair;
+    QuotaUsage { files: files.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+}
+
+fn add(to: &[AtomicI64; 2], change: QuotaUsage) {
+    for (to, change) in to.iter().zip(pair(change)) {
+        if change != 0 {
+            to.fetch_add(change, Ordering::Relaxed);
+        }
+    }
+}
+
+impl QuotaCounters {
+    /// By the rows of a quota, for a node with so many workers.
+    pub fn new(rows: &[(u16, QuotaUsage)], since: OverSince, workers: usize) -> Self {
+        let shares: Box<[_]> =
+            (0..=workers).map(|_| [AtomicI64::new(0), AtomicI64::new(0)]).collect();
+        let mut rest = QuotaUsage::default();
+        for (worker, usage) in rows {
+            match shares.get(usize::from(*worker)) {
+                Some(share) => add(share, *usage),
+                None => rest = rest.plus(*usage),
+            }
+        }
+        let since = [since.files, since.bytes].map(AtomicI64::new);
+        Self { total: [AtomicI64::new(0), AtomicI64::new(0)], shares, rest, since }
+    }
+
+    /// The sum of the rows.
+    pub fn own(&self) -> QuotaUsage {
+        self.shares.iter().fold(self.rest, |sum, share| sum.plus(usage_of(share)))
+    }
+
+    /// A worker's share.
+    pub fn share(&self, worker: usize) -> QuotaUsage {
+        usage_of(&self.shares[worker])
+    }
+
+    /// Changes a worker's share: its row was written.
+    pub fn add_share(&self, worker: usize, change: QuotaUsage) {
+        add(&self.shares[worker], change);
+    }
+
+    fn since(&self) -> OverSince {
+        let [files, bytes] = &self.since;
+        OverSince { files: files.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+    }
+}
+
+/// A quota.
+pub struct Quota {
+    /// What it limits.
+    pub of: QuotaSubject,
+    /// The limits.
+    pub limits: QuotaLimits,
+    /// Of a directory: the next one further up.
+    pub above: Option<Arc<Quota>>,
+    /// What counts.
+    pub counters: Arc<QuotaCounters>,
+}
+
+/// Whether a change of users' and groups' usage may exceed their limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// It may not.
+    Limited,
+    /// It may: the superuser gives files away.
+    Free,
+}
+
+impl Quota {
+    /// As answers tell of it.
+    pub fn info(&self) -> QuotaInfo {
+        QuotaInfo {
+            of: self.of,
+            limits: self.limits,
+            used: usage_of(&self.counters.total),
+            since: self.counters.since(),
+            counted: None,
+        }
+    }
+
+    /// The hard and the soft limit of files (0) or bytes (1).
+    fn limits_of(&self, what: usize) -> (Option<u64>, Option<u64>) {
+        let QuotaLimits { bytes, files, soft_bytes, soft_files, .. } = self.limits;
+        if what == 0 { (files, soft_files) } else { (bytes, soft_bytes) }
+    }
+
+    /// Reserves, files (0) or bytes (1), above nought. Whether it is above the soft limit since
+    /// now.
+    fn reserve(&self, what: usize, more: i64, now: Nanos, free: bool) -> Result<bool, FsError> {
+        let (hard, soft) = self.limits_of(what);
+        let total = &self.counters.total[what];
+        let above = |limit: Option<u64>, sum: i128| limit.is_some_and(|limit| sum > limit.into());
+        let mut before = total.load(Ordering::Relaxed);
+        loop {
+            let sum = i128::from(before) + i128::from(more);
+            if !free && above(hard, sum) {
+                return Err(self.used_up(what, false));
+            }
+            let since = &self.counters.since[what];
+            let mut is_news = false;
+            if above(soft, sum) {
+                let over = since.load(Ordering::Relaxed);
+                let grace = i64::from(self.limits.grace).saturating_mul(SECOND);
+                if !free && over != 0 && now.saturating_sub(over) > grace {
+                    return Err(self.used_up(what, true));
+                }
+                is_news = over == 0;
+            }
+            let after = before.wrapping_add(more);
+            match total.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) if is_news => {
+                    let set =
+                        since.compare_exchange(0, now.max(1), Ordering::Relaxed, Ordering::Relaxed);
+                    return Ok(set.is_ok());
+                }
+                Ok(_) => return Ok(false),
+                Err(now_there) => before = now_there,
+            }
+        }
+    }
+
+    fn give_back(&self, change: QuotaUsage) {
+        add(&self.counters.total, QuotaUsage::default().minus(change));
+        self.look_at_soft_limits();
+    }
+
+    /// Usage that is not above a soft limit any more has its whole grace period again.
+    fn look_at_soft_limits(&self) {
+        for what in 0..2 {
+            let since = &self.counters.since[what];
+            if since.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let total = i128::from(self.counters.total[what].load(Ordering::Relaxed));
+            if self.limits_of(what).1.is_none_or(|soft| total <= soft.into()) {
+                since.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn used_up(&self, what: usize, soft: bool) -> FsError {
+        let unit = if what == 0 { "files" } else { "bytes" };
+        let errno = match self.of {
+            QuotaSubject::Volume => libc::ENOSPC,
+            _ => libc::EDQUOT,
+        };
+        let why = if soft { "has been above its soft limit for too long" } else { "is used up" };
+        FsError::because(errno, format!("the quota of {} {why}: {unit}", name(self.of)))
+    }
+}
+
+/// A subject in words, for messages.
+pub fn name(of: QuotaSubject) -> String {
+    match of {
+        QuotaSubject::Dir(ino) => format!("directory {ino}"),
+        QuotaSubject::User(uid) => format!("user {uid}"),
+        QuotaSubject::Group(gid) => format!("group {gid}"),
+        QuotaSubject::Volume => "the volume".into(),
+    }
+}
+
+/// All quotas of a volume.
+#[derive(Default)]
+pub struct QuotaTable {
+    /// By what they limit.
+    pub all: FxHashMap<QuotaSubject, Arc<Quota>>,
+    /// How many are of directories.
+    pub dirs: usize,
+    /// Counts changes of the set.
+    pub version: u64,
+}
+
+impl QuotaTable {
+    /// A directory's.
+    pub fn dir(&self, dir: InodeId) -> Option<&Arc<Quota>> {
+        self.all.get(&QuotaSubject::Dir(dir))
+    }
+}
+
+/// A quota that is put into a table.
+pub struct NewQuota {
+    /// What it limits.
+    pub of: QuotaSubject,
+    /// The limits.
+    pub limits: QuotaLimits,
+    /// Of a directory: that of the next quota further up.
+    pub above: Option<InodeId>,
+    /// What counts.
+    pub counters: Arc<QuotaCounters>,
+}
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Quotas {
+    in_use: AtomicBool,
+    table: RwLock<Arc<QuotaTable>>,
+    refused: AtomicU64,
+}
+
+impl Quotas {
+    /// Whether there are any.
+    #[inline]
+    pub fn in_use(&self) -> bool {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    /// All of them.
+    pub fn table(&self) -> Arc<QuotaTable> {
+        self.table.read().clone()
+    }
+
+    /// Operations that were refused since the node was opened.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Puts others in their place and adds up anew. With every worker's state held.
+    pub fn replace(&self, new: Vec<NewQuota>) {
+        let mut table = QuotaTable { version: self.table().version + 1, ..QuotaTable::default() };
+        let above: FxHashMap<InodeId, Option<InodeId>> = new
+            .iter()
+            .filter_map(|quota| match quota.of {
+                QuotaSubject::Dir(dir) => Some((dir, quota.above)),
+                _ => None,
+            })
+            .collect();
+        let depth = |quota: &NewQuota| {
+            let (mut at, mut depth) = (quota.above, 0);
+            while let Some(dir) = at.filter(|_| depth <= above.len()) {
+                (at, depth) = (above.get(&dir).copied().flatten(), depth + 1);
+            }
+            depth
+        };
+        let mut ordered: Vec<(usize, NewQuota)> =
+            new.into_iter().map(|quota| (depth(&quota), quota)).collect();
+        ordered.sort_by_key(|(depth, _)| *depth);
+        for (_, NewQuota { of, limits, above, counters }) in ordered {
+            let above = above.and_then(|dir| table.dir(dir).cloned());
+            counters.total.iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
+            table.dirs += usize::from(matches!(of, QuotaSubject::Dir(_)));
+            table.all.insert(of, Arc::new(Quota { of, limits, above, counters }));
+        }
+        for quota in table.all.values() {
+            let (own, mut at) = (quota.counters.own(), Some(quota));
+            while let Some(quota) = at {
+                add(&quota.counters.total, own);
+                at = quota.above.as_ref();
+            }
+        }
+        table.all.values().for_each(|quota| quota.look_at_soft_limits());
+        let in_use = !table.all.is_empty();
+        *self.table.write() = Arc::new(table);
+        self.in_use.store(in_use, Ordering::Release);
+    }
+}
+
+/// What a batch has charged to a quota so far.
+struct Charge {
+    quota: Arc<Quota>,
+    /// To its rows.
+    own: QuotaUsage,
+    /// To the total.
+    total: QuotaUsage,
+    /// Of that, what has been reserved.
+    reserved: QuotaUsage,
+    /// It came above a soft limit.
+    is_above: bool,
+}
+
+/// What a batch has charged.
+#[derive(Default)]
+pub struct Charges(Vec<Charge>);
+
+impl Charges {
+    /// Nothing has been charged.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn of(&mut self, quota: &Arc<Quota>) -> &mut Charge {
+        let known = self.0.iter().position(|charge| Arc::ptr_eq(&charge.quota, quota));
+        let at = known.unwrap_or_else(|| {
+            let none = QuotaUsage::default();
+            let (quota, own, total, reserved) = (quota.clone(), none, none, none);
+            self.0.push(Charge { quota, own, total, reserved, is_above: false });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+
+    /// Charges what an operation does to the rows of quotas, or nothing if one of the totals would
+    /// come above its limit.
+    pub fn charge(
+        &mut self,
+        quotas: &Quotas,
+        own: &[(Arc<Quota>, QuotaUsage)],
+        owners: Owners,
+        now: Nanos,
+    ) -> Result<(), FsError> {
+        let mut totals: Vec<(&Arc<Quota>, QuotaUsage)> = Vec::with_capacity(own.len() + 8);
+        for (quota, change) in own {
+            let mut at = Some(quota);
+            while let Some(quota) = at {
+                match totals.iter_mut().find(|(known, _)| Arc::ptr_eq(known, quota)) {
+                    Some((_, sum)) => *sum = sum.plus(*change),
+                    None => totals.push((quota, *change)),
+                }
+                at = quota.above.as_ref();
+            }
+        }
+        for (number, (quota, change)) in totals.iter().enumerate() {
+            if let Err(error) = self.grow(quota, *change, owners, now) {
+                for (quota, change) in &totals[..number] {
+                    let charge = self.of(quota);
+                    charge.total = charge.total.minus(*change);
+                }
+                self.trim();
+                quotas.refused.fetch_add(1, Ordering::Relaxed);
+                return Err(error);
+            }
+        }
+        for (quota, change) in own {
+            let charge = self.of(quota);
+            charge.own = charge.own.plus(*change);
+        }
+        Ok(())
+    }
+
+    fn grow(
+        &mut self,
+        quota: &Arc<Quota>,
+        change: QuotaUsage,
+        owners: Owners,
+        now: Nanos,
+    ) -> Result<(), FsError> {
+        let is_owner = matches!(quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
+        let free = is_owner && owners == Owners::Free;
+        let charge = self.of(quota);
+        let after = charge.total.plus(change);
+        let files = after.files.max(0).saturating_sub(charge.reserved.files).max(0);
+        let bytes = after.bytes.max(0).saturating_sub(charge.reserved.bytes).max(0);
+        if files > 0 {
+            charge.is_above |= quota.reserve(0, files, now, free)?;
+            charge.reserved.files += files;
+        }
+        if bytes > 0 {
+            // What was reserved of files goes back with what is too much ([`Charges::trim`]).
+            charge.is_above |= quota.reserve(1, bytes, now, free)?;
+            charge.reserved.bytes += bytes;
+        }
+        charge.total = after;
+        Ok(())
+    }
+
+    /// Gives back what is reserved beyond what is charged.
+    fn trim(&mut self) {
+        for charge in &mut self.0 {
+            let needed =
+                QuotaUsage { files: charge.total.files.max(0), bytes: charge.total.bytes.max(0) };
+            charge.quota.give_back(charge.reserved.minus(needed));
+            charge.reserved = needed;
+        }
+    }
+
+    /// The rows of a batch of this worker.
+    pub fn rows(&self, worker: usize) -> impl Iterator<Item = Mutation> {
+        self.0.iter().flat_map(move |charge| {
+            let Charge { quota, own, is_above, .. } = charge;
+            let share = (*own != QuotaUsage::default()).then(|| Mutation {
+                key: QuotaRow::Share(quota.of, worker as u16).key(),
+                value: Some(quota.counters.share(worker).plus(*own).encode()),
+            });
+            let since = is_above.then(|| Mutation {
+                key: QuotaRow::Since(quota.of).key(),
+                value: Some(quota.counters.since().encode()),
+            });
+            share.into_iter().chain(since)
+        })
+    }
+
+    /// The batch of this worker has committed.
+    pub fn commit(&mut self, worker: usize) {
+        for Charge { quota, own, total, reserved, is_above } in self.0.drain(..) {
+            quota.counters.add_share(worker, own);
+            quota.give_back(reserved.minus(total));
+            if is_above && quota.counters.since() != OverSince::default() {
+                log::warn!(
+                    "the quota of {} is above its soft limit: {:?}",
+                    name(quota.of),
+                    quota.info().used
+                );
+            }
+        }
+    }
+
+    /// The batch has not committed.
+    pub fn undo(&mut self) {
+        for Charge { quota, reserved, .. } in self.0.drain(..) {
+            quota.give_back(reserved);
+        }
+    }
+}
