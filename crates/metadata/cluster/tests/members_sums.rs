@@ -340,6 +340,43 @@ fn messages_of_a_listing() {
     }
 }
 
+/// A page that begins anywhere asks each other member for no more than the page needs, and once;
+/// pages that follow it ask for many names at once.
+#[test]
+fn messages_of_pages_from_anywhere() {
+    let mut cluster = cluster_with_dir(4);
+    let dir = cluster.inode(1, Op::Lookup(at("a1"))).ino;
+    for number in 10_000..15_000 {
+        let name = format!("a1/file-{number}");
+        assert_eq!(counted(&mut cluster, mknod(&name)).0.map(drop), Ok(()));
+    }
+    pass(&mut cluster, COOL_MAX);
+    let name = |number: usize| Name::new(format!("file-{number}").as_bytes()).unwrap();
+    // The number of the last name, and the messages that the page needed.
+    let page = |cluster: &mut Cluster, number: usize| {
+        let op = Op::ReadDir { dir, after: Some(name(number)), limit: 100, check: true };
+        let (Ok(Answer::Entries { entries, end: false, .. }), messages) = counted(cluster, op)
+        else {
+            panic!("no page")
+        };
+        let names: Vec<Name> = entries.into_iter().map(|entry| entry.name).collect();
+        let last = number + names.len();
+        assert_eq!(names, (number + 1..=last).map(name).collect::<Vec<_>>());
+        (last, messages)
+    };
+    for number in [14_000, 10_500, 12_000] {
+        assert_eq!(page(&mut cluster, number), (number + 100, 6));
+    }
+    // Each member told 101 names, of which that page needed about 25.
+    let (mut last, mut following) = (12_100, 0);
+    while last < 14_000 {
+        let (next, messages) = page(&mut cluster, last);
+        assert!(next > last);
+        (last, following) = (next, following + messages);
+    }
+    assert_eq!(following, 6, "each member was asked once more");
+}
+
 /// A listing that needs several answers of each member: names as long as can be.
 #[test]
 fn a_listing_of_many_answers() {
@@ -358,4 +395,38 @@ fn a_listing_of_many_answers() {
         let (names, messages) = list(&mut cluster, dir, limit);
         assert!(names == expected && messages > 4 && messages < 40, "{messages}");
     }
+}
+
+/// Many listings at once, of as many directories, need no more messages than one after the other,
+/// also if all answers of one member come before those of the next: no listing takes away what
+/// another one was told.
+#[test]
+fn listings_at_once() {
+    const DIRS: usize = 90;
+    let mut cluster = cluster_with_dir(3);
+    let mut dirs = Vec::new();
+    for number in 0..DIRS {
+        let dir = format!("many-{number}");
+        dirs.push(cluster.inode(1, Op::MkDir(at(&dir), 0o755)).ino);
+        assert_eq!(counted(&mut cluster, mknod(&format!("{dir}/f"))).0.map(drop), Ok(()));
+    }
+    pass(&mut cluster, COOL_MAX);
+    let page = |dir: &InodeId| Op::ReadDir { dir: *dir, after: None, limit: 100, check: true };
+    let slots: Vec<Slot> = dirs.iter().map(|dir| begin(&mut cluster, page(dir))).collect();
+    let mut answers = Vec::new();
+    let is_answer = |_, message: &Message| matches!(message, Message::Sum(SumMessage::Sum { .. }));
+    while let Some(answer) = cluster.carry(is_answer) {
+        answers.push(answer);
+    }
+    assert_eq!(answers.len(), DIRS * 2);
+    answers.sort_by_key(|(_, envelope)| envelope.from);
+    cluster.under_way.extend(answers);
+    let messages = settle(&mut cluster);
+    for slot in slots {
+        let Some(Ok(Answer::Entries { entries, end: true, .. })) = slot.lock().take() else {
+            panic!("no page")
+        };
+        assert_eq!(entries.len(), 1);
+    }
+    assert_eq!(messages, DIRS * 2, "the answers alone");
 }

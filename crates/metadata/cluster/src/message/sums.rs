@@ -10,8 +10,13 @@ use super::SpanRow;
 pub enum Also {
     /// Nothing.
     Nothing,
-    /// Entries of the directory, from the first one after this name on.
-    Names(Option<Box<[u8]>>),
+    /// Entries of the directory.
+    Names {
+        /// From the first one after this name on.
+        after: Option<Box<[u8]>>,
+        /// At most so many.
+        most: u64,
+    },
 }
 
 /// Entries of a directory that a member owns, in order.

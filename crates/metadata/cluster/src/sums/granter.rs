@@ -65,7 +65,7 @@ impl ClusterNode {
             || self.table.leaving.is_some()
             || self.sums.is_revoking(dir)
             || self.cluster().locks.bars_range((Table::DirStat, dir))
-            || matches!(also, Also::Names(_))
+            || matches!(also, Also::Names { .. })
                 && self.cluster().locks.bars_range((Table::Entry, dir))
             || !self.agrees(from, table);
         if barred {
@@ -96,8 +96,8 @@ impl ClusterNode {
         also: &Also,
     ) -> Result<(DirStat, Option<Names>, Position), EngineError> {
         let (sum, wait) = self.own_sum(dir)?;
-        let Also::Names(after) = also else { return Ok((sum, None, wait)) };
-        let (names, seen) = self.own_names(dir, after.as_deref())?;
+        let Also::Names { after, most } = also else { return Ok((sum, None, wait)) };
+        let (names, seen) = self.own_names(dir, after.as_deref(), *most)?;
         Ok((sum, Some(names), wait.max(seen)))
     }
 

@@ -127,7 +127,7 @@ impl ClusterNode {
         gathering.asked.remove(&from);
         let complete = gathering.asked.is_empty();
         self.change_sums(|member| member.cluster().sums.put(dir, from, sum));
-        if let (Also::Names(after), Some(names)) = (&subject.1, names) {
+        if let (Also::Names { after, .. }, Some(names)) = (&subject.1, names) {
             self.keep_names(dir, from, after.clone(), names);
         }
         if complete && let Some(gathering) = self.sums.gathering.remove(&subject) {

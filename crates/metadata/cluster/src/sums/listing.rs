@@ -2,8 +2,9 @@
 //!
 //! A page of a listing is what the member's own rows say and what the others have told, as far as
 //! each of them told: all of it is true while the leases hold, so a page is one moment of the
-//! directory. A member is asked for many pages at once ([`NAMES_MAX`]). Where there is no lease a
-//! page is a transaction, which borrows the rows.
+//! directory. For a page that begins anywhere a member is asked for as many names as the page may
+//! have; for one that follows the page before, or begins a listing, for many pages at once
+//! ([`NAMES_MAX`]). Where there is no lease a page is a transaction, which borrows the rows.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -31,8 +32,19 @@ const NAMES_MAX: usize = 10_240;
 /// And most bytes of their names and values, so that they fit a message.
 const NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// Most directories of which a member keeps the names.
-const LISTS_MAX: usize = 16;
+/// A reader that asks for so many names from the first one on will want the others.
+const LISTING_MIN: usize = 512;
+
+/// A part of a page's names that is enough, so that a page is not cut short by the member that has
+/// told least.
+const ENOUGH_SHARE: usize = 8;
+
+/// Most directories of which a member keeps the names. A listing that finds no room for what it was
+/// told asks again, so this is far above the listings that are under way at once.
+const LISTS_MAX: usize = 4096;
+
+/// Most bytes of names that a member keeps, of each other one.
+const LISTS_BYTES_MAX: usize = 16 * NAMES_BYTES_MAX;
 
 /// A list that was not looked at for so long is forgotten.
 const IDLE_MAX: Nanos = 10 * SECOND;
@@ -41,7 +53,11 @@ const IDLE_MAX: Nanos = 10 * SECOND;
 #[derive(Default)]
 pub(super) struct List {
     parts: BTreeMap<NodeId, Part>,
+    /// The last name of the page that was given last.
+    given: Option<Box<[u8]>>,
     used: Nanos,
+    /// Of the names and values.
+    bytes: usize,
 }
 
 /// What one of them has told.
@@ -51,15 +67,21 @@ struct Part {
 }
 
 impl Part {
-    /// Whether it says what the member has right after a name.
-    fn covers(&self, after: Option<&[u8]>) -> bool {
-        let last = self.names.rows.last().map(|(name, _)| &**name);
-        self.after.as_deref() <= after && (self.names.end || last > after)
+    /// Whether it says what the member has right after a name: all, or enough for a good part of a
+    /// page of so many names.
+    fn covers(&self, after: Option<&[u8]>, limit: usize) -> bool {
+        let enough = || self.after(after, limit).len() > limit / ENOUGH_SHARE;
+        self.after.as_deref() <= after && (self.names.end || enough())
     }
 
     /// The name up to which it says what there is; none: it says all.
     fn horizon(&self) -> Option<&[u8]> {
         self.names.rows.last().filter(|_| !self.names.end).map(|(name, _)| &**name)
+    }
+
+    /// Bytes of its names and values.
+    fn bytes(&self) -> usize {
+        self.names.rows.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 
     /// So many rows after a name, at most.
@@ -86,7 +108,7 @@ impl ClusterNode {
         }
         let asked = after.as_ref().map(Name::as_bytes);
         let covered = |list: &List, node: &NodeId| {
-            list.parts.get(node).is_some_and(|part| part.covers(asked))
+            list.parts.get(node).is_some_and(|part| part.covers(asked, limit))
         };
         let list = self.sums.lists.get(&dir);
         let others = self.sums.others.iter().copied();
@@ -95,7 +117,12 @@ impl ClusterNode {
         if missing.is_empty() {
             return self.list_page(ticket, dir, after.as_ref(), limit);
         }
-        let also = Also::Names(asked.map(Into::into));
+        let follows = match asked {
+            None => limit >= LISTING_MIN,
+            Some(_) => list.is_some_and(|list| list.given.as_deref() == asked),
+        };
+        let most = if follows { NAMES_MAX } else { limit + 1 };
+        let also = Also::Names { after: asked.map(Into::into), most: most as u64 };
         self.gather_from(missing, (dir, also), ticket);
     }
 
@@ -128,6 +155,7 @@ impl ClusterNode {
         if limit == 0 {
             return self.lead(ticket);
         }
+        list.given = rows.keys().nth(limit - 1).cloned();
         let lent = TxnRows {
             spans: [(readdir::span(dir, after, limit), rows)].into(),
             ..TxnRows::default()
@@ -168,21 +196,28 @@ impl ClusterNode {
         after: Option<Box<[u8]>>,
         names: Names,
     ) {
+        let bytes_max = LISTS_BYTES_MAX * self.sums.others.len().max(1);
         let lists = &mut self.sums.lists;
-        if lists.len() >= LISTS_MAX && !lists.contains_key(&dir) {
-            let oldest = lists.iter().min_by_key(|(_, list)| list.used).map(|(dir, _)| *dir);
-            oldest.map(|oldest| lists.remove(&oldest));
-        }
         let list = lists.entry(dir).or_default();
         list.used = self.now;
         list.parts.insert(node, Part { after, names });
+        list.bytes = list.parts.values().map(Part::bytes).sum();
+        let mut bytes: usize = lists.values().map(|list| list.bytes).sum();
+        while lists.len() > LISTS_MAX || bytes > bytes_max {
+            let others = lists.iter().filter(|(other, _)| **other != dir);
+            let Some(oldest) = others.min_by_key(|(_, list)| list.used).map(|(dir, _)| *dir) else {
+                return;
+            };
+            bytes -= lists.remove(&oldest).map_or(0, |list| list.bytes);
+        }
     }
 
     /// What a member has told of directories does not count any more; no directories: of any.
     pub(super) fn forget_names(&mut self, node: NodeId, dirs: &[InodeId]) {
         for (dir, list) in &mut self.sums.lists {
             if dirs.is_empty() || dirs.contains(dir) {
-                list.parts.remove(&node);
+                let forgotten = list.parts.remove(&node);
+                list.bytes -= forgotten.map_or(0, |part| part.bytes());
             }
         }
     }
@@ -192,19 +227,22 @@ impl ClusterNode {
         self.sums.lists.retain(|_, list| now < list.used + IDLE_MAX);
     }
 
-    /// Entries that this member owns, and what must be durable before anybody may see them.
+    /// Entries that this member owns, at most so many, and what must be durable before anybody may
+    /// see them.
     pub(super) fn own_names(
         &self,
         dir: InodeId,
         after: Option<&[u8]>,
+        most: u64,
     ) -> Result<(Names, Position), EngineError> {
+        let most = usize::try_from(most).unwrap_or(NAMES_MAX).clamp(1, NAMES_MAX);
         let (mut names, mut wait, mut bytes) = (Names { rows: Vec::new(), end: true }, 0, 0);
         let (table, mut damage) = (&self.table, None);
         let mut visit = |name: &[u8], row: &[u8], changed_at: Position| {
             if table.strangers && !table.owns(Table::Entry, dir, name) {
                 return ControlFlow::Continue(());
             }
-            if names.rows.len() >= NAMES_MAX || bytes >= NAMES_BYTES_MAX {
+            if names.rows.len() >= most || bytes >= NAMES_BYTES_MAX {
                 names.end = false;
                 return ControlFlow::Break(());
             }

@@ -86,9 +86,9 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SumMessage, DecodeError> {
 fn put_also(out: &mut Vec<u8>, also: &Also) {
     match also {
         Also::Nothing => out.push(0),
-        Also::Names(None) => out.push(1),
-        Also::Names(Some(after)) => {
-            out.push(2);
+        Also::Names { after: None, most } => put_numbered(out, 1, *most),
+        Also::Names { after: Some(after), most } => {
+            put_numbered(out, 2, *most);
             put_string(out, after);
         }
     }
@@ -97,8 +97,8 @@ fn put_also(out: &mut Vec<u8>, also: &Also) {
 fn also(r: &mut Reader<'_>) -> Result<Also, DecodeError> {
     match r.u8()? {
         0 => Ok(Also::Nothing),
-        1 => Ok(Also::Names(None)),
-        2 => Ok(Also::Names(Some(r.string(NAME_MAX)?.into()))),
+        1 => Ok(Also::Names { most: r.varint()?, after: None }),
+        2 => Ok(Also::Names { most: r.varint()?, after: Some(r.string(NAME_MAX)?.into()) }),
         _ => Err(DecodeError("an unknown question about a directory")),
     }
 }

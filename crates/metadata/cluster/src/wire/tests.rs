@@ -383,8 +383,8 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
 
 fn any_sum() -> BoxedStrategy<SumMessage> {
     let text = || vec(any::<u8>(), 0..20).prop_map(Box::<[u8]>::from);
-    let also =
-        option::of(option::of(text())).prop_map(|after| after.map_or(Also::Nothing, Also::Names));
+    let also = option::of((option::of(text()), number()))
+        .prop_map(|names| names.map_or(Also::Nothing, |(after, most)| Also::Names { after, most }));
     let names =
         (vec((text(), text()), 0..4), any::<bool>()).prop_map(|(rows, end)| Names { rows, end });
     let count = || -(1i64 << 52) + 1..1 << 52;
@@ -521,10 +521,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
-    assert_eq!(encoded(&envelope), [7, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [8, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [7, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [8, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

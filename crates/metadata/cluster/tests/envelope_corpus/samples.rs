@@ -98,7 +98,7 @@ fn sums() -> Vec<(&'static str, Message)> {
     let dir = 77 << 14;
     let sum = DirStat { children: -3, subdirs: 1, bytes: 300, mtime: 1 << 60, change: 1 << 61 };
     let dirs = vec![dir, 78 << 14];
-    let also = Also::Names(Some(b"after"[..].into()));
+    let also = Also::Names { after: Some(b"after"[..].into()), most: 10_240 };
     let entry = Entry::Link { ino: 79 << 14, kind: Kind::Dir }.encode();
     let names = Some(Names { rows: vec![(b"name"[..].into(), entry)], end: true });
     vec![
