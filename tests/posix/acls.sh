@@ -18,6 +18,12 @@ if [ -n "$SERVING" ]; then
 fi
 mkdir "$mnt/rules"
 counted python3 "$acls" rules "$mnt/rules" "$other/rules"
+mkdir -p "$mnt/passed/"{1..20}
+touch "$mnt/passed/"{1..20}/x
+chown 1001 "$mnt/passed/"{1..20}
+umount_volume "$mnt"
+mount_volume "$volume" "$mnt"
+check "owners of directories that were only passed" python3 "$acls" passed "$mnt/passed"
 
 for kind in ext4 xfs; do
     mkdir "$WORK/$kind"

@@ -12,6 +12,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{NAME_MAX, Name, PathRef};
 use kestrel_types::policy::Policy;
+use kestrel_types::quota::QuotaInfo;
 use kestrel_types::request::Usage;
 
 use crate::convert;
@@ -86,6 +87,13 @@ impl How {
             opened.handle.go_uncached();
         }
     }
+}
+
+/// Has the kernel keep the listing of a directory that does not change. Where it dropped a page it
+/// goes on through this handle, at a cookie of another one.
+pub fn keep_listing(handle: &DirHandle) -> fuse::OpenFlags {
+    handle.stays_as_it_is();
+    fuse::OpenFlags::CACHE_DIR | fuse::OpenFlags::KEEP_CACHE
 }
 
 impl Core {
@@ -430,27 +438,59 @@ impl Core {
     /// Numbers an open directory; with `kept` the kernel may answer later listings by itself.
     pub fn give_directory_number(&self, handle: Arc<DirHandle>, kept: bool) -> fuse::Opened {
         let flags = match kept || self.trust.immutable {
-            true => fuse::OpenFlags::CACHE_DIR | fuse::OpenFlags::KEEP_CACHE,
+            true => keep_listing(&handle),
             false => fuse::OpenFlags::default(),
         };
         fuse::Opened { fh: self.dirs.insert(handle), flags, ..fuse::Opened::default() }
     }
 
-    /// Totals.
+    /// Totals of the volume.
     pub fn statfs(&self, pid: u32, reply: Reply) {
+        self.statfs_below(pid, Vec::new(), reply);
+    }
+
+    /// Totals, for an inode below directories with quotas those of the quotas.
+    pub fn statfs_of(self: &Arc<Self>, pid: u32, ino: InodeId, reply: Reply) {
+        // At a snapshot nothing can grow.
+        if self.trust.immutable {
+            return self.statfs(pid, reply);
+        }
+        let core = self.clone();
+        // What is gone has none above it.
+        let told = move |quotas: FsResult<Vec<QuotaInfo>>| {
+            core.statfs_below(pid, quotas.unwrap_or_default(), reply);
+        };
+        self.fs.quotas_above(ino, Box::new(told));
+    }
+
+    fn statfs_below(&self, pid: u32, quotas: Vec<QuotaInfo>, reply: Reply) {
         let store = self.fs.store().clone();
         self.fs.usage(self.asked(pid, reply, move |reply, used: Usage| {
             let room = store.usage().unwrap_or_default();
             let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
-            let free = blocks(room.free.unwrap_or(u64::MAX >> 1));
-            let total = room.capacity.map_or(free + blocks(used.bytes), blocks);
-            let inodes = used.files + used.dirs;
+            let mut free = blocks(room.free.unwrap_or(u64::MAX >> 1));
+            let mut total = room.capacity.map_or(free + blocks(used.bytes), blocks);
+            let (mut files, mut files_free) = (used.files + used.dirs + INODES_FREE, INODES_FREE);
+            let left = |limit: u64, used: i64| limit.saturating_sub(used.max(0).cast_unsigned());
+            for QuotaInfo { limits, used, .. } in quotas {
+                // Of several the one that ends first.
+                if let Some(limit) = limits.bytes
+                    && blocks(left(limit, used.bytes)) <= free
+                {
+                    (total, free) = (blocks(limit), blocks(left(limit, used.bytes)));
+                }
+                if let Some(limit) = limits.files
+                    && left(limit, used.files) <= files_free
+                {
+                    (files, files_free) = (limit, left(limit, used.files));
+                }
+            }
             reply.statfs(&fuse::Statfs {
                 blocks: total,
                 bfree: free,
                 bavail: free,
-                files: inodes + INODES_FREE,
-                ffree: INODES_FREE,
+                files,
+                ffree: files_free,
                 bsize: STATFS_BLOCK,
                 frsize: STATFS_BLOCK,
                 namelen: NAME_MAX as u32,

@@ -361,7 +361,9 @@ impl FileSystem for Mounted {
                     });
                 });
             }
-            Operation::Statfs => core.statfs(pid, reply),
+            Operation::Statfs => core.numbered(caller, node, reply, move |core, ino, reply| {
+                core.statfs_of(pid, ino, reply);
+            }),
             Operation::Ioctl(ioctl) => core.ioctl(caller, node, ioctl, reply),
             Operation::Getlk(lock) => {
                 core.file(lock.fh, reply, |file, reply| core.get_lock(&file, lock, reply))

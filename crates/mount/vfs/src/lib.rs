@@ -87,6 +87,7 @@ use crate::trust::Trust;
 
 pub use crate::passthrough::{PassthroughConfig, PassthroughState, PassthroughStats};
 pub use crate::paths::{NodesMax, ShortcutStats};
+pub use crate::snapshots::is_shown_of_snapshot;
 
 /// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has
 /// nothing to offer.

@@ -104,9 +104,6 @@ impl Core {
         }
         let handle = Fs::open_directory(ino);
         let kept = self.kept_dirs.find(node) == Some(ino);
-        if kept {
-            handle.stays_as_it_is();
-        }
         if keeps_access_time {
             handle.keep_access_time();
         }

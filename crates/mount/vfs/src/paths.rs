@@ -200,7 +200,8 @@ impl Paths {
     }
 
     /// How long the kernel may believe the name of a node; a node of which the attributes would
-    /// have to be known for that.
+    /// have to be known for that. Those of the node itself have to be, too: while the kernel
+    /// believes a name it does not ask for them.
     fn names_ttl(&self, table: &PathNodes, node: u64) -> (Duration, Option<u64>) {
         let (verified, names) = (table.verified_ms(node), self.trust.names.as_millis() as u64);
         if verified == 0 || names == 0 || !self.hinted.load(Ordering::Acquire) {
@@ -212,6 +213,11 @@ impl Paths {
             return (Duration::ZERO, None);
         }
         match table.lend(node, until) {
+            // The kernel itself checks whether a caller owns a directory (setxattr(2) of an ACL,
+            // chattr, O_NOATIME), by what it was told last.
+            NameTrust::Yes if table.last_attr(node).is_none() => {
+                (Duration::ZERO, table.claim_look(node).then_some(node))
+            }
             NameTrust::Yes => (Duration::from_millis(until - now), None),
             NameTrust::No => (Duration::ZERO, None),
             NameTrust::Unknown(dir) => (Duration::ZERO, table.claim_look(dir).then_some(dir)),

@@ -38,8 +38,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use self::directory::OpenSnapshotDir;
-pub use self::nodes::is_snapshot;
 use self::nodes::{Distances, SnapshotInode, SnapshotNode, SnapshotNodes, View};
+pub use self::nodes::{is_shown_of_snapshot, is_snapshot};
 use crate::convert;
 use crate::core::Core;
 use crate::handles::Handles;

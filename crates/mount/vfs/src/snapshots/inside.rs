@@ -14,7 +14,7 @@ use kestrel_types::name::{Name, PathRef};
 use super::nodes::{SnapshotInode, View};
 use super::{FOREVER, OpenDir, OpenSnapshotFile, Snapshots};
 use crate::convert;
-use crate::core::Core;
+use crate::core::{Core, keep_listing};
 use crate::flags;
 
 impl Core {
@@ -246,9 +246,9 @@ impl Core {
         let (core, view, ino) = (self.clone(), dir.view.clone(), dir.ino);
         let answer = move |reply: Reply, ()| {
             let Some(snapshots) = &core.snapshots else { return reply.error(libc::ESTALE) };
-            let open = OpenDir::Inside(view, Fs::open_directory(ino));
-            let fh = snapshots.dirs.insert(Arc::new(open));
-            let flags = fuse::OpenFlags::KEEP_CACHE | fuse::OpenFlags::CACHE_DIR;
+            let handle = Fs::open_directory(ino);
+            let flags = keep_listing(&handle);
+            let fh = snapshots.dirs.insert(Arc::new(OpenDir::Inside(view, handle)));
             reply.opened(fuse::Opened { fh, flags, ..fuse::Opened::default() });
         };
         let done = self.asked(caller.pid, reply, answer);

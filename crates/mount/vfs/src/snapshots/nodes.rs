@@ -43,6 +43,11 @@ pub fn is_snapshot(node: u64) -> bool {
     node & KIND_BITS == SNAPSHOT_NODE
 }
 
+/// Whether an inode number, as `stat(2)` shows it, is that of something in a snapshot.
+pub fn is_shown_of_snapshot(ino: u64) -> bool {
+    ino & SHOWN != 0
+}
+
 /// A snapshot that the kernel knows something of.
 pub struct View {
     /// The snapshot.
