@@ -119,6 +119,8 @@ pub(crate) struct FileState {
     pub dirty_since: Option<Nanos>,
     /// A write that could not be stored in the background, for the next flush or fsync to report.
     pub error: Option<FsError>,
+    /// When a quota refused the last commit, and the error.
+    pub over_quota: Option<(Nanos, FsError)>,
     /// Handles.
     pub opens: u32,
     /// Those of them that are programs being run.
@@ -212,7 +214,7 @@ impl FileState {
         self.grants.clear();
         self.inflight.clear();
         (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, None, None, None);
-        self.append_from = None;
+        (self.append_from, self.over_quota) = (None, None);
         self.unanswered.clear();
         self.size = self.inode.size;
     }
@@ -447,6 +449,7 @@ impl OpenFiles {
             waiters: Vec::new(),
             dirty_since: None,
             error: None,
+            over_quota: None,
             opens: 1,
             executing: 0,
             readers: 0,

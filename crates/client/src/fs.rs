@@ -23,12 +23,14 @@
 //! | `chunk_lists` | extent lists of chunks from the metadata, a page at a time |
 //! | `whole` | whole copies of files in the disk cache, for pass-through |
 //! | `clones` | clones of directories |
+//! | `quotas` | which quotas count for an inode |
 //! | `background` | what a client does on its own: old bytes, deleted objects, sparse objects |
 //! | `compact` | compaction of one file: windows in many pieces are stored again in one |
 //! | `compression` | how bytes are compressed: what the policies of directories say |
 //! | `repack` | compaction of a volume: live bytes of sparse objects are stored together |
 //! | `repeat` | loops over requests |
 //! | `snapshots` | snapshots of directories; the file system at one of them |
+//! | `tree_removal` | removal of whole trees |
 //!
 //! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
 //! whenever memory can answer, otherwise from the thread on which the last thing they needed became
@@ -50,6 +52,7 @@ mod listing;
 mod locks;
 mod namespace;
 mod protected;
+mod quotas;
 mod read;
 mod removed;
 mod repack;
@@ -57,6 +60,7 @@ mod repeat;
 mod seek;
 mod snapshots;
 mod space;
+pub mod tree_removal;
 mod whole;
 mod write;
 mod xattr;
@@ -76,7 +80,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Done as RequestDone, Op, Outcome, Reply, Request};
 
 pub use self::access_times::{AccessTimes, AtimeMode};
 pub use self::chunk_lists::Page;
@@ -445,8 +449,14 @@ impl Fs {
 
     /// Sends a request. What it changes is not answered by what came with listings once it is done.
     /// Inodes in the answer show what was read here.
-    fn submit(&self, request: Request, done: Box<dyn FnOnce(Reply) + Send>) {
-        let done = match self.listed.changing(&request.op) {
+    fn submit(&self, request: Request, done: RequestDone) {
+        let done = self.noting(&request.op, done);
+        self.metadata.submit(request, done);
+    }
+
+    /// What `done` is called through for a request of this kind.
+    fn noting(&self, op: &Op, done: RequestDone) -> RequestDone {
+        let done = match self.listed.changing(op) {
             None => done,
             Some(change) => {
                 let listed = self.listed.clone();
@@ -457,14 +467,36 @@ impl Fs {
             }
         };
         if !self.accesses.is_on() {
-            return self.metadata.submit(request, done);
+            return done;
         }
         let accesses = self.accesses.clone();
-        let shown = move |mut reply: Reply| {
+        Box::new(move |mut reply: Reply| {
             accesses.show_in(&mut reply);
             done(reply);
-        };
-        self.metadata.submit(request, Box::new(shown));
+        })
+    }
+
+    /// Sends several requests at once and waits for their replies, in the same order.
+    pub fn replies(&self, creds: &Creds, ops: Vec<Op>) -> Vec<Reply> {
+        let (send, receive) = std::sync::mpsc::channel();
+        let unanswered = |_| Err(Outcome::Failed(unanswered()));
+        let mut replies: Vec<Reply> = ops.iter().map(unanswered).collect();
+        let requests = ops.into_iter().enumerate().map(|(number, op)| {
+            let send = send.clone();
+            // A receiver that has gone waits for nothing.
+            let done = Box::new(move |reply| drop(send.send((number, reply))));
+            let done = self.noting(&op, done);
+            (Request { creds: creds.clone(), op }, done)
+        });
+        let requests = requests.collect();
+        drop(send);
+        self.metadata.submit_many(requests);
+        for (number, reply) in receive {
+            if let Some(place) = replies.get_mut(number) {
+                *place = reply;
+            }
+        }
+        replies
     }
 
     /// Asks the node for something that can only be answered or fail.
@@ -559,6 +591,11 @@ pub fn plain(reply: Reply) -> FsResult<Answer> {
             "the metadata nodes have moved what this is about: try again",
         ),
     })
+}
+
+/// The error of a request that nothing answers: its completion was dropped.
+pub fn unanswered() -> FsError {
+    FsError::new(libc::EIO, "the request was dropped without an answer")
 }
 
 /// The error of a job that the I/O pool could not run in time.

@@ -52,6 +52,11 @@ pub trait Metadata: Send + Sync {
         false
     }
 
+    /// Whether what this client takes for the root is a directory below the volume's.
+    fn is_subtree(&self) -> bool {
+        false
+    }
+
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless
     /// something refers to it.
     fn is_lost(&self, _object: ObjectId) -> bool {

@@ -3,11 +3,11 @@
 use super::*;
 use kestrel_types::inode::Kind;
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, bool) {
-    let mut rest = names
-        .iter()
-        .filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
+    let from = after.as_ref().map_or(Bound::Unbounded, |after| Bound::Excluded(after.as_bytes()));
+    let mut rest = names.range::<[u8], _>((from, Bound::Unbounded));
     let entries: Vec<_> = rest
         .by_ref()
         .take(BATCH_ENTRIES)
@@ -53,6 +53,50 @@ fn directory_listing_in_small_steps() {
             }
         }
         assert_eq!(seen, names.into_iter().collect::<Vec<_>>());
+    }
+}
+
+/// Memory of a listing of 300,000 names is a hash of 4 bytes for each and the entries of one batch,
+/// and going back to any of its batches takes one page.
+#[test]
+fn memory_and_pages_of_a_large_listing() {
+    let count = 300_000;
+    let names = names(count);
+    let (mut stream, mut cookie, mut marks) = (DirStream::default(), 0, Vec::new());
+    let mut listed = 0;
+    loop {
+        match step(&mut stream, &names, cookie) {
+            ListingStep::Dot(_, next) => cookie = next,
+            ListingStep::Entries(entries) => {
+                listed += entries.len();
+                cookie = entries.last().unwrap().1;
+                if listed % 10_000 < entries.len() {
+                    marks.push((cookie, listed));
+                }
+            }
+            ListingStep::End => break,
+            ListingStep::Fetch(_) => unreachable!(),
+        }
+        let held = stream.held.as_ref().map_or(0, |(_, entries)| entries.len());
+        assert!(held <= BATCH_ENTRIES && stream.retained <= listed.next_multiple_of(BATCH_ENTRIES));
+    }
+    assert_eq!((listed, stream.retained), (count, count));
+    assert_eq!(size_of_val(&stream.batches[0].hashes[0]), 4);
+    assert_eq!(stream.batches.len(), count.div_ceil(BATCH_ENTRIES));
+    for (cookie, listed) in marks.into_iter().rev().skip(1) {
+        let (mut pages, name) = (0, format!("file{listed:06}"));
+        let entries = loop {
+            match stream.at(cookie) {
+                ListingStep::Fetch(fetch) => {
+                    pages += 1;
+                    let (entries, end) = listing(&names, &fetch.after);
+                    stream.supply(fetch, entries, end);
+                }
+                ListingStep::Entries(entries) => break entries,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((entries[0].0.name.as_bytes(), pages), (name.as_bytes(), 1));
     }
 }
 

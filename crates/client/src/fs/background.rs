@@ -1,5 +1,6 @@
-//! What a client does on its own: commits bytes that have been in memory too long, deletes objects
-//! after their grace, and, slowly, rewrites objects of which little is in use.
+//! What a client does on its own: commits bytes that have been in memory too long, removes trees
+//! and what else is left over, deletes objects after their grace, and, slowly, rewrites objects of
+//! which little is in use.
 //!
 //! One of several nodes deletes objects together with the others, and rewrites none: to know what
 //! refers to an object takes the rows of all of them.
@@ -21,6 +22,9 @@ use crate::file::data_error;
 
 /// How often the thread looks for work.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How often the thread that tidies looks for work.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pause after each part of the history that is looked through when snapshots were removed.
 const HISTORY_PAUSE: Duration = Duration::from_millis(2);
@@ -57,7 +61,7 @@ const REPACK_BYTES_PER_SECOND: u64 = 8 << 20;
 const REPACK_PAGE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What stops the threads.
-type Stop = (Mutex<bool>, Condvar);
+pub(super) type Stop = (Mutex<bool>, Condvar);
 
 /// What a thread does until it is stopped or the file system is gone.
 type Work = fn(&Weak<Fs>, &Stop);
@@ -97,9 +101,13 @@ impl Fs {
 
     fn start_threads(self: &Arc<Self>) {
         // Apart, because a store that does not answer keeps a thread that deletes or rewrites
-        // objects waiting, and flushes must go on.
-        let threads: [(&str, Work); 3] =
-            [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
+        // objects waiting, and a large removal one that tidies; flushes must go on.
+        let threads: [(&str, Work); 4] = [
+            ("kestrel-flush", run),
+            ("kestrel-tidy", tidy),
+            ("kestrel-reap", reap),
+            ("kestrel-repack", repack),
+        ];
         // Of a volume that is served by another process only its own bytes are this client's
         // business.
         let count = match (self.node(), self.member()) {
@@ -122,6 +130,11 @@ impl Fs {
                 Err(error) => log::error!("cannot start the thread {name}: {error}"),
             }
         }
+    }
+
+    /// The threads look for work at once.
+    pub(super) fn wake_background(&self) {
+        self.background.stop.1.notify_all();
     }
 
     /// Stores everything that is written, makes it durable, and stops the background work.
@@ -175,7 +188,7 @@ impl Fs {
 
     /// Deletes what large files left behind that were truncated or removed, finishes clones, and
     /// deletes what only snapshots needed that were removed, unless the file system ends.
-    fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
+    fn sweep(&self, stop: &Stop) -> FsResult<()> {
         let Some(node) = self.node() else { return Ok(()) };
         while !*stop.0.lock() && node.sweep()? {}
         while !*stop.0.lock() && node.tidy_clones()? {
@@ -270,7 +283,7 @@ impl Fs {
 }
 
 /// Sleeps unless it is time to stop: then true.
-fn stopped_after(stop: &Stop, time: Duration) -> bool {
+pub(super) fn stopped_after(stop: &Stop, time: Duration) -> bool {
     let mut stopped = stop.0.lock();
     if !*stopped && !time.is_zero() {
         stop.1.wait_for(&mut stopped, time);
@@ -323,8 +336,18 @@ fn run(fs: &Weak<Fs>, stop: &Stop) {
         let Some(fs) = fs.upgrade() else { return };
         fs.flush_old();
         fs.send_accesses(false);
+    }
+}
+
+fn tidy(fs: &Weak<Fs>, stop: &Stop) {
+    let mut retry = None;
+    while !stopped_after(stop, TIDY_INTERVAL) {
+        let Some(fs) = fs.upgrade() else { return };
         if let Err(error) = fs.sweep(stop) {
             log::warn!("deleting what was cut off files: {error}");
+        }
+        if let Err(error) = fs.remove_taken(stop, &mut retry) {
+            log::warn!("removing what is in /.trash/removing: {error}");
         }
     }
 }

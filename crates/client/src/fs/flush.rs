@@ -603,6 +603,9 @@ impl Fs {
                     // it is not any more.
                     state.inode.flags = state.inode.flags.with(InodeFlags::IMMUTABLE);
                 }
+                if error.errno == libc::EDQUOT {
+                    state.over_quota = Some((self.clock.now(), error.clone()));
+                }
                 if error.errno == libc::EIO && last {
                     note_unanswered(&mut state);
                 }
@@ -655,6 +658,7 @@ impl Fs {
         if state.inflight.is_empty() && state.buffer.is_empty() && !later {
             (state.mtime, state.kill_suid) = (None, None);
         }
+        state.over_quota = None;
         state.appended_upto(flush.size);
         // It changed the content that they change, so none of them has been executed.
         state.unanswered.clear();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 
 use kestrel_blockstore::{Payload, StoredRange, Turn};
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
@@ -49,6 +50,10 @@ const PIECES_ALONE_MAX: usize = 32;
 /// Pieces are small if they have fewer bytes than this on the average.
 const SMALL_PIECE_BYTES: u64 = 64 << 10;
 
+/// How long writes that make a file longer are refused after a quota refused its commit. What was
+/// written before is committed again after each flush interval, which is shorter.
+const OVER_QUOTA_KEPT: Nanos = 2 * SECOND;
+
 /// Whether nothing stores a piece that is in flight.
 fn is_left(piece: &WrittenPiece) -> bool {
     piece.placed.is_none() && !piece.storing
@@ -87,8 +92,8 @@ impl Fs {
     /// `unprivileged` writer takes set-id bits away.
     ///
     /// # Errors
-    /// `EBADF`, `EFBIG`; `EPERM` if the file is known to be immutable; `ETIMEDOUT` if the block
-    /// store has not taken earlier bytes for a minute.
+    /// `EBADF`, `EFBIG`; `EPERM` if the file is known to be immutable; `EDQUOT` if a quota is known
+    /// to be used up; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
     pub fn write_unless(
         self: &Arc<Self>,
         handle: &FileHandle,
@@ -129,6 +134,12 @@ impl Fs {
             WriteAt::End { .. } => state.size,
         };
         let end = end_of(offset, data)?;
+        if let Some((at, error)) = &state.over_quota
+            && end > state.inode.size
+            && now - at < OVER_QUOTA_KEPT
+        {
+            return Err(error.clone());
+        }
         if let WriteAt::End { unfinished } = at {
             state.append_from.get_or_insert(offset);
             state.unfinished = unfinished.then_some((handle.number, now));

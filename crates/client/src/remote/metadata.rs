@@ -146,6 +146,10 @@ impl RemoteMetadata {
 }
 
 impl Metadata for RemoteMetadata {
+    fn is_subtree(&self) -> bool {
+        self.shared.reclaimable.root() != ROOT
+    }
+
     fn submit(&self, mut request: Request, mut done: Done) {
         let root = self.shared.reclaimable.root();
         if root != ROOT {

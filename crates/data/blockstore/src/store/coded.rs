@@ -295,12 +295,7 @@ impl CodedStore {
 
     /// Stored bytes of an object; false if that would block and `how` forbids it.
     fn fetch(&self, object: ObjectId, at: u64, out: &mut [u8], how: How) -> Result<bool> {
-        let parts = &mut [IoSliceMut::new(out)];
-        match how {
-            How::Wait => self.inner.read(object, at, parts).map(|()| true),
-            How::Fresh => self.inner.read_fresh(object, at, parts).map(|()| true),
-            How::Now => Ok(self.inner.try_read_nowait(object, at, parts)?.is_some()),
-        }
+        self.read_plain(object, at, &mut [IoSliceMut::new(out)], how)
     }
 
     fn read_with(

@@ -42,7 +42,7 @@ impl Method {
 struct Contexts {
     out: Vec<u8>,
     lz4: Option<CompressTable>,
-    zstd: Option<(i32, ZstdCompressor<'static>)>,
+    zstd: Option<(u8, ZstdCompressor<'static>)>,
     unzstd: Option<ZstdDecompressor<'static>>,
 }
 
@@ -67,7 +67,8 @@ pub(super) fn compress(compression: Compression, chunk: &[u8], out: &mut Vec<u8>
             }
             Compression::Zstd(level) => {
                 if contexts.zstd.as_ref().is_none_or(|(made_for, _)| *made_for != level) {
-                    contexts.zstd = ZstdCompressor::new(level).ok().map(|made| (level, made));
+                    contexts.zstd =
+                        ZstdCompressor::new(level.into()).ok().map(|made| (level, made));
                 }
                 // Without memory for a context chunks stay as they are, which every reader
                 // understands.

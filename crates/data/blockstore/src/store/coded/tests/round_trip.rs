@@ -15,7 +15,7 @@ fn any_coding() -> impl Strategy<Value = Coding> {
     let methods = prop_oneof![
         Just(Compression::None),
         Just(Compression::Lz4),
-        (1..=9).prop_map(Compression::Zstd)
+        (1..=9u8).prop_map(Compression::Zstd)
     ];
     (methods, prop_oneof![Just(None), Just(Some(1)), Just(Some(2))])
         .prop_map(|(compression, write)| coding(compression, write))
