@@ -6,12 +6,14 @@
 //! | `names` | names: find, add, move, remove |
 //! | `acl` | POSIX ACLs |
 //! | `attr` | permissions and attributes |
+//! | `clones` | copies of trees |
 //! | `data` | file contents and extended attributes |
 //! | `policies` | what directories hand down, and what that forbids |
 //! | `snapshots` | snapshots: copies of the whole tree, and what is read from them |
 
 mod acl;
 mod attr;
+mod clones;
 mod data;
 mod names;
 mod oracle;
@@ -90,6 +92,9 @@ pub struct ModelInode {
     pub gid: u32,
     /// Names, or of a directory 2 and its subdirectories.
     pub nlink: u32,
+    /// Of a file of a clone: most names of its source outside the cloned tree, which a reply may
+    /// count, too.
+    pub outside: u32,
     /// Device number.
     pub rdev: u32,
     /// Bytes.
@@ -196,6 +201,7 @@ impl Model {
             uid,
             gid,
             nlink: if kind == Kind::Dir { 2 } else { 1 },
+            outside: 0,
             rdev: 0,
             size: if kind == Kind::Dir { 4096 } else { 0 },
             atime: self.now,

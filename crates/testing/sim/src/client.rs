@@ -81,21 +81,23 @@ pub struct Handle {
     pub writes: u32,
 }
 
-/// What the clients of a run do with snapshots and policies.
+/// What the clients of a run do with snapshots, clones and policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Versions {
     /// They make, read and remove snapshots.
     pub snapshots: bool,
+    /// They make clones, of the present or of snapshots.
+    pub clones: bool,
     /// They set policies.
     pub policies: bool,
 }
 
 impl Versions {
-    /// What clients do in a run: every second one has both. The others are as they were before
-    /// there was either.
+    /// What clients do in a run: every second one has snapshots and policies, and every second one
+    /// of these clones. The others are as they were before there was any of it.
     pub fn of_seed(seed: u64) -> Self {
         let on = seed.is_multiple_of(2);
-        Self { snapshots: on, policies: on }
+        Self { snapshots: on, clones: seed.is_multiple_of(4), policies: on }
     }
 }
 

@@ -270,11 +270,14 @@ impl Host {
         due
     }
 
-    /// Does at most so many steps of what follows the removal of snapshots; false if there is no
-    /// more to do.
-    pub fn tidy_history(&self, steps: usize) -> bool {
+    /// Does at most so many steps of what clones lack, and of what follows the removal of
+    /// snapshots; false if there is no more to do.
+    pub fn tidy(&self, steps: usize) -> bool {
         let Some(process) = &self.process else { return true };
-        (0..steps).all(|_| process.node.tidy_history().expect("no fault was injected"))
+        (0..steps).all(|_| {
+            let cloned = process.node.tidy_clones().expect("no fault was injected");
+            process.node.tidy_history().expect("no fault was injected") || cloned
+        })
     }
 
     /// Clients with sessions that were given up.

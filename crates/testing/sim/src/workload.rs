@@ -282,6 +282,13 @@ fn snapshot_name(client: &mut Client) -> Name {
     Name::new(text.as_bytes()).expect("a valid name")
 }
 
+/// A clone of a directory, as it is or as it was at a snapshot that the client has seen.
+fn clone_op(client: &mut Client) -> Op {
+    let at = client.prng.pick(&client.snapshots).map(|info| info.id);
+    let at = at.filter(|_| client.prng.chance(50));
+    Op::CloneDir { source: dir(client), at, place: place(client) }
+}
+
 /// A read at a snapshot that the client has seen; now and then of what it may not do there.
 fn past_op(client: &mut Client) -> Option<Op> {
     let id = client.prng.pick(&client.snapshots)?.id;
@@ -329,13 +336,14 @@ fn policy_op(client: &mut Client) -> Op {
     }
 }
 
-/// An action about snapshots or policies, if the run has such.
+/// An action about snapshots, clones or policies, if the run has such.
 fn version_op(client: &mut Client) -> Option<Op> {
     let versions = client.versions;
     if versions == Versions::default() || !client.prng.chance(25) {
         return None;
     }
     match client.prng.below(20) {
+        0 | 1 if versions.clones => Some(clone_op(client)),
         0..=5 if versions.snapshots => Some(snapshot_op(client)),
         6..=15 if versions.snapshots => past_op(client),
         _ if versions.policies => Some(policy_op(client)),

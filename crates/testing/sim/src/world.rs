@@ -189,7 +189,7 @@ impl Scene for World {
             Event::Reap => {
                 let wall = self.queue.clock.now();
                 self.host.reap(wall);
-                self.host.tidy_history(1);
+                self.host.tidy(1);
                 self.after_host();
                 if self.troubled {
                     self.plan_in(2 * SECOND, Event::Reap);

@@ -50,7 +50,7 @@ impl Model {
 
     pub(super) fn drop_if_gone(&mut self, ino: u64) {
         let node = &self.nodes[&ino];
-        if node.kind != Kind::Dir && node.nlink == 0 && node.opens == 0 {
+        if node.kind != Kind::Dir && (node.nlink, node.opens, node.outside) == (0, 0, 0) {
             self.nodes.remove(&ino);
         }
     }
@@ -239,7 +239,7 @@ impl Model {
         if node.kind == Kind::Dir {
             return Err(libc::EPERM);
         }
-        if node.nlink == 0 && !node.linkable {
+        if node.nlink == 0 && !node.linkable && node.outside == 0 {
             return Err(libc::ENOENT);
         }
         let now = self.now;

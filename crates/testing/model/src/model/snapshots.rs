@@ -218,7 +218,7 @@ impl Model {
         };
         // Files without names, which somebody has open, are no part of it.
         let mut nodes = self.nodes.clone();
-        nodes.retain(|_, node| node.kind == Kind::Dir || node.nlink > 0);
+        nodes.retain(|_, node| node.kind == Kind::Dir || node.nlink + node.outside > 0);
         let tree = FrozenTree::new(nodes);
         let (name, holds) = (name.clone(), BTreeSet::new());
         self.snapshots.push(ModelSnapshot { id, dir, name, holds, tree });

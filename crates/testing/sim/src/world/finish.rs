@@ -99,10 +99,10 @@ impl World {
             }
             self.observe(Op::SnapshotRemove { dir, name });
             if self.prng.chance(50) {
-                self.host.tidy_history(usize::MAX);
+                self.host.tidy(usize::MAX);
             }
         }
-        self.host.tidy_history(usize::MAX);
+        self.host.tidy(usize::MAX);
         self.host.sync();
         if self.queue.failure.is_none() && !self.snapshots().is_empty() {
             self.fail("snapshots are left that were removed");
