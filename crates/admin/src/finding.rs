@@ -116,6 +116,8 @@ finding_kinds! {
     HistoryDangling = "history-dangling", Error;
     /// Rows of a clone that is not finished do not fit each other.
     CloneWrong = "clone-wrong", Error;
+    /// What counts towards a quota is not what there is, or a row of a quota is damaged.
+    QuotaWrong = "quota-wrong", Error;
     /// A row lies at a node that does not own it, where it is not read.
     RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.

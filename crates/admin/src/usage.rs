@@ -3,7 +3,9 @@
 //!
 //! [`TreeUsage::walk`] reads the shares of all directories of a tree, a level at a time, and adds
 //! them up from below; [`TreeUsage::select`] picks the directories that a person wants to see, and
-//! [`TreeUsage::paths`] finds out their names.
+//! [`TreeUsage::paths`] finds out their names. [`then`] does the same at a snapshot.
+
+pub mod then;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,6 +19,7 @@ use kestrel_types::stat::DirStat;
 
 use crate::info::{InfoError, dir_sums};
 use crate::rows::{DirId, Rows, get};
+use then::DirGrowth;
 
 /// Most directories of a tree. Each takes about 100 bytes of memory.
 pub const DIRS_MAX: usize = 50_000_000;
@@ -108,6 +111,8 @@ pub struct DirUsage {
     pub own: DirFigures,
     /// What lies in it and below.
     pub tree: DirFigures,
+    /// How much it has grown, if that was found out.
+    pub growth: Option<DirGrowth>,
     /// Index of the directory above it; the top's own.
     parent: usize,
 }
@@ -121,6 +126,8 @@ pub enum RankBy {
     Files,
     /// Newest change of their own content.
     Changed,
+    /// Growth of the bytes of their own files.
+    Growth,
 }
 
 /// Which directories of a tree are wanted.
@@ -145,8 +152,9 @@ impl TreeUsage {
     /// Those of `read`; a tree with more than [`DIRS_MAX`] directories, as a damaged one may have.
     pub fn walk(top: InodeId, read: &mut ReadParts<'_>) -> Result<Self, InfoError> {
         let figures = DirFigures::default();
+        let growth = None;
         let mut dirs =
-            vec![DirUsage { dir: top, depth: 0, own: figures, tree: figures, parent: 0 }];
+            vec![DirUsage { dir: top, depth: 0, own: figures, tree: figures, growth, parent: 0 }];
         let mut next = 0;
         while next < dirs.len() {
             let end = dirs.len().min(next + STEP_DIRS);
@@ -160,6 +168,7 @@ impl TreeUsage {
                     depth,
                     own: figures,
                     tree: figures,
+                    growth,
                     parent,
                 }));
             }
@@ -186,9 +195,10 @@ impl TreeUsage {
             Selection::Depth(depth) => self.down_to(depth),
             Selection::Top(count, by) => {
                 let rank = |found: &DirUsage| match by {
-                    RankBy::Bytes => found.own.bytes,
-                    RankBy::Files => found.own.files,
-                    RankBy::Changed => u64::try_from(found.own.changed).unwrap_or(0),
+                    RankBy::Bytes => i128::from(found.own.bytes),
+                    RankBy::Files => i128::from(found.own.files),
+                    RankBy::Changed => i128::from(found.own.changed),
+                    RankBy::Growth => found.growth.map_or(0, |growth| i128::from(growth.bytes)),
                 };
                 let mut all: Vec<&DirUsage> = self.dirs.iter().collect();
                 let order = |found: &&DirUsage| (std::cmp::Reverse(rank(found)), found.dir);

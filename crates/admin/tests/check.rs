@@ -26,6 +26,7 @@ use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::name::Name;
+use kestrel_types::quota::{QuotaLimits, QuotaRow, QuotaSubject, QuotaUsage};
 use kestrel_types::snapshot::{HISTORY_SHARE, SnapshotInfo, encode_history, history_key};
 use kestrel_types::stat::ObjStat;
 
@@ -274,6 +275,30 @@ fn policies_of_directories() {
     let volume = Volume::new();
     volume.apply(vec![entry(A, "b", with(&[9]))]);
     assert_eq!(volume.kinds(), [K::InodeInvalid, K::PolicyUnmarked]);
+}
+
+/// What counts towards quotas is counted anew, and rows that cannot be read go.
+#[test]
+fn quotas_counted_anew() {
+    let volume = Volume::new();
+    let of = QuotaSubject::Dir(A);
+    let row = |row: QuotaRow, value: Box<[u8]>| {
+        let key = row.key();
+        put(key.table, key.id, &key.suffix, value)
+    };
+    let record = row(QuotaRow::Record(of), QuotaLimits::default().encode());
+    let share = |files| {
+        let usage = QuotaUsage { files, bytes: 0 };
+        row(QuotaRow::Share(of, 0), usage.encode())
+    };
+    volume.apply(vec![record, share(99)]);
+    assert_eq!(volume.kinds(), [K::QuotaWrong]);
+    assert_eq!(volume.repair().1, 1);
+    assert_eq!(volume.check().0, []);
+    volume.apply(vec![row(QuotaRow::Since(of), [9].into())]);
+    assert_eq!(volume.kinds(), [K::QuotaWrong]);
+    assert_eq!(volume.repair().1, 1);
+    assert_eq!(volume.check().0, []);
 }
 
 /// The check reports a damaged link record, and the repair touches nothing else.

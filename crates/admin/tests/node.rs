@@ -25,8 +25,8 @@ use kestrel_types::request::{Answer, Creds, Op, Request};
 #[test]
 fn no_findings_in_what_a_node_leaves() {
     let mut seen = std::collections::HashSet::new();
-    for seed in 1..=12 {
-        let mut driver = Driver::new(seed);
+    for seed in 1..=16 {
+        let mut driver = if seed > 12 { Driver::with_quotas(seed) } else { Driver::new(seed) };
         let (engine, clock) = (driver.engine.clone(), driver.clock.clone());
         assert_eq!(findings(&*engine).0, [], "a fresh volume");
         for round in 0..20 {

@@ -55,8 +55,9 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, mount,
-    null_fs, objbench, policy, serve, snapshot, stats, status, token, umount, warmup,
+    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
+    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, token, umount,
+    warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -94,7 +95,9 @@ enum Verb {
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
     Info(info::InfoArgs),
+    Ls(ls::LsArgs),
     Du(du::DuArgs),
+    Rm(rm::RmArgs),
     Snapshot(snapshot::SnapshotArgs),
     Clone(clone::CloneArgs),
     Stats(stats::StatsArgs),
@@ -103,6 +106,7 @@ enum Verb {
     Compact(compact::CompactArgs),
     Warmup(warmup::WarmupArgs),
     Policy(policy::PolicyArgs),
+    Quota(quota::QuotaArgs),
     Dump(dump::DumpArgs),
     Backup(backup::BackupArgs),
     Load(load::LoadArgs),
@@ -134,7 +138,9 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
         Verb::Info(args) => info::run(args),
+        Verb::Ls(args) => ls::run(args),
         Verb::Du(args) => du::run(args),
+        Verb::Rm(args) => rm::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
         Verb::Clone(args) => clone::run(args),
         Verb::Stats(args) => stats::run(args),
@@ -143,6 +149,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Compact(args) => compact::run(args),
         Verb::Warmup(args) => warmup::run(args),
         Verb::Policy(args) => policy::run(args),
+        Verb::Quota(args) => quota::run(args),
         Verb::Dump(args) => dump::run(args),
         Verb::Backup(args) => backup::run(args),
         Verb::Load(args) => load::run(args),

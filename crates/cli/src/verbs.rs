@@ -6,9 +6,12 @@
 //! | `verbs/mount.rs`, `umount.rs`, `null_fs.rs` | mount and unmount |
 //! | `verbs/serve.rs`, `token.rs` | serve a volume over the network; tokens of clients |
 //! | `verbs/status.rs`, `stats.rs`, `info.rs` | what a volume, a process or a path is and does |
+//! | `verbs/ls.rs` | pages of the names of a directory |
 //! | `verbs/du.rs` | what the directories of a tree hold |
+//! | `verbs/rm.rs` | remove trees |
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
+//! | `verbs/quota.rs` | limits of bytes and files |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
@@ -28,10 +31,13 @@ pub mod gc;
 pub mod info;
 pub mod key;
 pub mod load;
+pub mod ls;
 pub mod mount;
 pub mod null_fs;
 pub mod objbench;
 pub mod policy;
+pub mod quota;
+pub mod rm;
 pub mod serve;
 pub mod snapshot;
 pub mod stats;

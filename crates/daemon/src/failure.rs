@@ -36,6 +36,11 @@ impl Failure {
         self.message.split_once(": ").map_or(self.message.clone(), |(_, why)| why.to_string())
     }
 
+    /// The same, told of another verb.
+    pub fn of(&self, verb: &str) -> Self {
+        Self::new(verb, self.reason())
+    }
+
     /// Exit code of the process.
     pub fn code(&self) -> u8 {
         if self.usage { 2 } else { 1 }

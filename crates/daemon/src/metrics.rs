@@ -173,6 +173,12 @@ metrics! {
     "metadata_open_files" Gauge "files" Stable "open files" |s| s.node.open_files;
     "metadata_dentries" Gauge "directories" Internal
         "directories in the namespace replica" |s| s.node.dentries;
+    "quotas" Gauge "quotas" Stable "quotas of the volume, where this process has its metadata"
+        |s| s.node.quotas;
+    "quotas_above_soft_limit" Gauge "quotas" Stable "quotas above a soft limit"
+        |s| s.node.quotas_above_soft_limit;
+    "quota_refusals_total" Counter "requests" Stable "metadata operations that a quota refused"
+        |s| s.node.quota_refusals;
     "read_bytes_total" Counter "bytes" Stable "file data given to applications" |s| s.read_bytes;
     "written_bytes_total" Counter "bytes" Stable
         "file data accepted from applications" |s| s.written_bytes;

@@ -20,6 +20,7 @@ use kestrel_client::remote::{MOVED_OUT, NodeFanOut, NodeLink, RemoteMetadata, Si
 use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, PlacementMap};
+use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::stat::DirStat;
 use serde_json::{Value, json};
 
@@ -170,16 +171,23 @@ pub fn tree_sums(nodes: &dyn ClusterNodes, top: InodeId) -> Result<TreeSums, Inf
     Ok(sums)
 }
 
-/// The parts of some directories, put together from what all nodes have of them.
+/// The parts of some directories, put together from what all nodes have of them, or had at a
+/// snapshot.
 ///
 /// # Errors
 /// If one does not answer, or not with a part for each directory.
-pub fn tree_parts(nodes: &dyn ClusterNodes, dirs: &[InodeId]) -> Result<Vec<DirPart>, InfoError> {
+pub fn tree_parts(
+    nodes: &dyn ClusterNodes,
+    dirs: &[InodeId],
+    at: Option<SnapshotId>,
+) -> Result<Vec<DirPart>, InfoError> {
     let failed = |why: String| InfoError::Engine(EngineError::Io(why));
-    let question = json!({ "verb": "sums", "dirs": dirs, "each": true });
+    let question = json!({ "verb": "sums", "dirs": dirs, "each": true, "at": at });
     let mut parts = vec![DirPart::default(); dirs.len()];
     for (node, answer) in ask_all(nodes, &question).map_err(failed)? {
-        let each = answer["each"].as_array().filter(|each| each.len() == dirs.len());
+        // A node that does not know of moments tells of now.
+        let is_asked = answer["at"].as_u64() == at;
+        let each = answer["each"].as_array().filter(|each| is_asked && each.len() == dirs.len());
         let each = each.ok_or_else(|| {
             failed(format!("node {node} has no figures of single directories; it may be older"))
         })?;

@@ -3,8 +3,12 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `snapshots/answer.rs` | answers to questions about snapshots |
+//! | `snapshots/listing.rs` | pages of names, for `kestrel ls` and `kestrel snapshot diff` |
+//! | `snapshots/named.rs` | the directories, names and snapshots that questions name |
 //! | `snapshots/calls.rs` | requests about snapshots, each waited for |
+//! | `snapshots/quotas.rs` | answers to questions about quotas |
 //! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
+//! | `snapshots/removals.rs` | answers to questions of `kestrel rm -r` |
 //! | `snapshots/record.rs` | the record of a schedule |
 //! | `snapshots/keeper.rs` | the thread that keeps schedules |
 //! | `snapshots/changes.rs` | what nodes tell of changes and of the space that a snapshot holds |
@@ -17,6 +21,10 @@ pub mod changes;
 pub mod content;
 pub mod diff;
 pub mod keeper;
+pub mod listing;
+pub mod named;
+pub mod quotas;
 pub mod record;
+pub mod removals;
 pub mod schedule;
 pub mod trees;

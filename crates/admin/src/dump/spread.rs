@@ -92,6 +92,9 @@ pub fn load_into(
         0 => {}
         count => return Err(DumpError::UnfinishedClones(count)),
     }
+    if Rows::new(&rows, Table::Quota).next().is_some() {
+        return Err(DumpError::Quotas);
+    }
     add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;

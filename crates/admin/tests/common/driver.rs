@@ -14,6 +14,7 @@ use kestrel_types::extent::Extent;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::quota::{QuotaLimits, QuotaSubject};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, XattrFlags,
@@ -31,6 +32,8 @@ pub struct Driver {
     open: Vec<InodeId>,
     next_object: u64,
     next_snapshot: u64,
+    /// Of directories, users, groups and the volume, too.
+    sets_quotas: bool,
 }
 
 impl Driver {
@@ -49,9 +52,15 @@ impl Driver {
             open: Vec::new(),
             next_object: 1,
             next_snapshot: 0,
+            sets_quotas: false,
         };
         assert!(matches!(driver.ask(Op::AllocObjects(1 << 20)), Ok(Answer::Objects { .. })));
         driver
+    }
+
+    /// The same, with quotas.
+    pub fn with_quotas(seed: u64) -> Self {
+        Self { sets_quotas: true, ..Self::new(seed) }
     }
 
     fn ask(&self, op: Op) -> Reply {
@@ -138,7 +147,27 @@ impl Driver {
         }
     }
 
+    /// Sets a quota that nothing exceeds, or removes one.
+    fn quota(&mut self) {
+        let of = match self.random.below(8) {
+            0 => QuotaSubject::User(0),
+            1 => QuotaSubject::Group(0),
+            2 => QuotaSubject::Volume,
+            _ => QuotaSubject::Dir(self.dir()),
+        };
+        let limits = QuotaLimits { files: Some(100_000), ..QuotaLimits::default() };
+        let removes = self.random.below(3) == 0;
+        let _ = self.ask(if removes {
+            Op::QuotaRemove(of)
+        } else {
+            Op::QuotaSet(of, Box::new(limits))
+        });
+    }
+
     pub fn step(&mut self) {
+        if self.sets_quotas && self.random.below(8) == 0 {
+            return self.quota();
+        }
         let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
         match self.random.below(21) {
             0 | 1 => {

@@ -45,11 +45,6 @@ pub struct CloneArgs {
     store: KeyArgs,
 }
 
-/// In the words of this verb.
-fn own(why: &Failure) -> Failure {
-    Failure::new(VERB, why.reason())
-}
-
 /// The directory and the snapshot in `SRC@NAME`. What follows the last `@` of the last component is
 /// the snapshot, unless there is a directory of the whole name.
 fn source_of(text: &OsStr) -> (OsString, Option<OsString>) {
@@ -110,17 +105,17 @@ pub fn run(args: &CloneArgs) -> Result<ExitStatus, Failure> {
         let why = "only directories are cloned; copy a file with cp --reflink";
         return Err(Failure::new(VERB, format!("{shown}: {why}")));
     }
-    let mut place = Place::of(&dir, &args.store.store()).map_err(|why| own(&why))?;
+    let mut place = Place::of(&dir, &args.store.store()).map_err(|why| why.of(VERB))?;
     let volume = split(dir.as_bytes()).map_or(dir.as_bytes(), |(volume, _)| volume);
     let (to, name) = target_of(&place, OsStr::from_bytes(volume), &args.target)?;
     let snapshot = snapshot.map(|name| path_value(name.as_bytes()));
     let question = json!({ "act": "clone", "snapshot": snapshot, "to": to, "name": name });
-    let made = place.ask(question).map_err(|why| own(&why))?;
+    let made = place.ask(question).map_err(|why| why.of(VERB))?;
     if args.eager {
         finish(&mut place, &made["dir"])?;
     }
     println!("{}", args.target.to_string_lossy());
-    place.close().map_err(|why| own(&why))
+    place.close().map_err(|why| why.of(VERB))
 }
 
 /// Waits until a clone lacks nothing, by doing it.
@@ -129,7 +124,7 @@ fn finish(place: &mut Place, dir: &Value) -> Result<(), Failure> {
     let mut names = 0;
     loop {
         let step = json!({ "act": "clone-step", "dir": dir });
-        let step = place.ask(step).map_err(|why| own(&why))?;
+        let step = place.ask(step).map_err(|why| why.of(VERB))?;
         names += step["names"].as_u64().unwrap_or(0);
         if shows {
             // What is told is of no use when it cannot be shown.

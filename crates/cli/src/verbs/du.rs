@@ -1,7 +1,8 @@
 //! `kestrel du`.
 
+use std::ffi::OsString;
 use std::io::{BufWriter, Write as _};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,11 +17,9 @@ use kestrel_daemon::logger::utc;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
+use super::snapshot::place::Place;
 use super::{Target, ask, control_dir, locate, mount_above, open, path_value, print_json};
 use crate::args::store::StoreArgs;
-
-/// Inode numbers from here on are those of files in snapshots, as `.snap` shows them.
-const SNAPSHOT_INODES: u64 = 1 << 62;
 
 /// What directories are ranked by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -31,6 +30,8 @@ enum Rank {
     Files,
     /// When something was made, removed or written in the directory itself, newest first
     Changed,
+    /// By how many bytes the files in the directory itself have grown since a snapshot (--since)
+    Growth,
 }
 
 /// Show what the directories of a tree hold, without reading their files.
@@ -40,11 +41,13 @@ enum Rank {
   kestrel du /mnt/data --depth 0          the whole tree in one line
   kestrel du /mnt/data --top 20           the 20 directories with most bytes in their own files
   kestrel du /mnt/data --top 5 --by files --json
+  kestrel du /mnt/data --top 10 --by growth --since monday
   kestrel du --volume /data/vol /models
 
 Figures come from the sums that every change keeps up to date: a tree takes time by its directories,
 however many files it has. SIZE is the sum of file sizes; a file with several names counts as a file
-at each and with no bytes.")]
+at each and with no bytes. Growth is told since a snapshot that PATH/.snap has, by default the
+newest one; a directory that was made since has grown by all it has.")]
 pub struct DuArgs {
     /// A directory in a mounted volume
     path: PathBuf,
@@ -57,6 +60,9 @@ pub struct DuArgs {
     /// With --top: what the directories are ranked by
     #[arg(long, value_enum, default_value_t = Rank::Bytes, requires = "top")]
     by: Rank,
+    /// With --by growth: the snapshot that growth is measured from [default: the newest]
+    #[arg(long, value_name = "NAME", requires = "top")]
+    since: Option<OsString>,
     /// Look into this volume, which is not mounted here (a path, file:///path, or
     /// kestrel://host[:port]/NAME); PATH begins at its root
     #[arg(long)]
@@ -80,6 +86,7 @@ impl DuArgs {
                     Rank::Bytes => "bytes".into(),
                     Rank::Files => "files".into(),
                     Rank::Changed => "changed".into(),
+                    Rank::Growth => "growth".into(),
                 };
             }
         }
@@ -93,10 +100,22 @@ impl DuArgs {
 
 /// Shows it.
 pub fn run(args: &DuArgs) -> Result<ExitStatus, Failure> {
-    let found = match &args.volume {
-        Some(url) => in_volume(args, url)?,
-        None => in_mount(args)?,
+    if args.since.is_some() && args.by != Rank::Growth {
+        return Err(Failure::usage("du: --since is for --by growth"));
+    }
+    let mut question = args.question();
+    let since = match args.by {
+        Rank::Growth if args.top.is_some() => Some(snapshot_since(args)?),
+        _ => None,
     };
+    question["since"] = since.into();
+    let found = match &args.volume {
+        Some(url) => in_volume(args, url, question)?,
+        None => in_mount(args, question)?,
+    };
+    if since.is_some() && !snapshots(args)?.iter().any(|one| one["id"].as_u64() == since) {
+        return Err(args.failed(&"the snapshot was removed meanwhile; measure from another one"));
+    }
     if args.json {
         print_json(&found);
     } else {
@@ -105,8 +124,41 @@ pub fn run(args: &DuArgs) -> Result<ExitStatus, Failure> {
     Ok(ExitStatus::Good)
 }
 
-fn in_volume(args: &DuArgs, url: &str) -> Result<Value, Failure> {
-    let mut question = args.question();
+/// The snapshots that the `.snap` of the directory has.
+fn snapshots(args: &DuArgs) -> Result<Vec<Value>, Failure> {
+    let place = match &args.volume {
+        None => args.path.clone().into_os_string(),
+        Some(url) => {
+            let path = args.path.as_os_str().as_bytes();
+            let path = path.strip_prefix(b"/").unwrap_or(path);
+            OsString::from_vec([url.as_bytes(), b":/", path].concat())
+        }
+    };
+    let own = |why: Failure| Failure::new("du", why.reason());
+    let mut place = Place::of(&place, &args.store).map_err(own)?;
+    let mut found = place.ask(json!({ "act": "list", "ancestors": true })).map_err(own)?;
+    place.close().map_err(own)?;
+    let all = found["snapshots"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    Ok(all.into_iter().filter(|one| one["removing"] != true).collect())
+}
+
+/// The number of the snapshot that growth is measured from.
+fn snapshot_since(args: &DuArgs) -> Result<u64, Failure> {
+    let all = snapshots(args)?;
+    let named = all.iter().filter(|one| {
+        let name = path_bytes(&one["shown"]);
+        args.since.as_ref().is_none_or(|since| name.as_deref() == Some(since.as_bytes()))
+    });
+    named.filter_map(|one| one["id"].as_u64()).max().ok_or_else(|| match &args.since {
+        Some(name) => {
+            let name = name.to_string_lossy();
+            args.failed(&format!("there is no snapshot {name}; `kestrel snapshot list` lists them"))
+        }
+        None => args.failed(&"it has no snapshot; make one with `kestrel snapshot create`"),
+    })
+}
+
+fn in_volume(args: &DuArgs, url: &str, mut question: Value) -> Result<Value, Failure> {
     question["path"] = path_value(args.path.as_os_str().as_bytes());
     if RemoteUrl::is_one(url) {
         return in_served(args, url, &question);
@@ -135,19 +187,18 @@ fn in_served(args: &DuArgs, url: &str, question: &Value) -> Result<Value, Failur
     }
 }
 
-fn in_mount(args: &DuArgs) -> Result<Value, Failure> {
+fn in_mount(args: &DuArgs, mut question: Value) -> Result<Value, Failure> {
     let path = std::fs::canonicalize(&args.path).map_err(|why| args.failed(&why))?;
     let meta = std::fs::symlink_metadata(&path).map_err(|why| args.failed(&why))?;
     if !meta.is_dir() {
         return Err(args.failed(&"not a directory; `kestrel info` tells of a file"));
     }
     let entry = mount_above("du", &path)?;
-    if meta.ino() >= SNAPSHOT_INODES {
+    if kestrel_vfs::is_shown_of_snapshot(meta.ino()) {
         return Err(args.failed(
             &"it lies in a snapshot; `kestrel snapshot info` tells how much the tree had",
         ));
     }
-    let mut question = args.question();
     question["dir"] = meta.ino().into();
     let dir = control_dir(&entry);
     ask("du", &dir, &question, QUICK)?.ok_or_else(|| {
@@ -161,9 +212,10 @@ fn show(args: &DuArgs, found: &Value) -> std::io::Result<()> {
         None => ("bytes", "files", "changed_ns"),
         Some(_) => ("bytes_here", "files_here", "changed_here_ns"),
     };
+    let growth = if args.by == Rank::Growth { format!("{:>11} ", "GROWTH") } else { String::new() };
     writeln!(
         out,
-        "{:>10} {:>14} {:>12}  {:19}  PATH",
+        "{growth}{:>10} {:>14} {:>12}  {:19}  PATH",
         "SIZE", "FILES", "DIRECTORIES", "CHANGED (UTC)"
     )?;
     for one in found["dirs"].as_array().into_iter().flatten() {
@@ -172,6 +224,10 @@ fn show(args: &DuArgs, found: &Value) -> std::io::Result<()> {
         let path = args.path.join(Path::new(std::ffi::OsStr::from_bytes(&path)));
         // Seconds are enough for people.
         let changed = one[changed].as_i64().map_or(String::new(), utc);
+        if let Some(growth) = one["growth_bytes_here"].as_i64() {
+            let sign = if growth < 0 { '-' } else { '+' };
+            write!(out, "{:>11} ", format!("{sign}{}", bytes(growth.unsigned_abs())))?;
+        }
         writeln!(
             out,
             "{:>10} {:>14} {:>12}  {:19}  {}",

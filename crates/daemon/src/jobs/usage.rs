@@ -1,16 +1,19 @@
-//! `kestrel du`: `{"verb": "du", "dir" or "path": …, "depth": n or "top": n, "by": …}`.
+//! `kestrel du`: `{"verb": "du", "dir" or "path": …, "depth": n or "top": n, "by": …}`, for growth
+//! with `since`, the number of a snapshot.
 //!
 //! The answer has the `total` of the tree and the directories that were asked for, `dirs`, each
 //! with its `path` below the top, the figures of its tree, and those of itself (`…_here`).
 //! `unfinished_clones` of the volume may have directories that the figures lack.
 
 use kestrel_admin::info::{InfoError, find_dir, find_path};
+use kestrel_admin::usage::then::read_parts_then;
 use kestrel_admin::usage::{
-    DirUsage, RankBy, ReadParts, Selection, TreeUsage, read_parts, unfinished_clones,
+    DirPart, DirUsage, RankBy, Selection, TreeUsage, read_parts, unfinished_clones,
 };
 use kestrel_engine::Engine;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
+use kestrel_types::snapshot::SnapshotId;
 use serde_json::{Value, json};
 
 use crate::ask::{path_bytes, path_value};
@@ -25,7 +28,10 @@ pub const SHOWN_MAX: usize = 1_000_000;
 /// # Errors
 /// In words.
 pub fn answer(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
-    found(engine, question, &mut |dirs| read_parts(engine, dirs))
+    found(engine, question, &|dirs, since| match since {
+        None => read_parts(engine, dirs),
+        Some(at) => read_parts_then(engine, dirs, at),
+    })
 }
 
 /// Answers a question about a volume that several nodes share.
@@ -33,14 +39,23 @@ pub fn answer(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
 /// # Errors
 /// In words.
 pub fn answer_of_nodes(nodes: &dyn ClusterNodes, question: &Value) -> Result<Value, String> {
-    found(&NodesEngine::new(nodes)?, question, &mut |dirs| tree_parts(nodes, dirs))
+    found(&NodesEngine::new(nodes)?, question, &|dirs, since| tree_parts(nodes, dirs, since))
 }
 
-fn found(engine: &dyn Engine, question: &Value, read: &mut ReadParts<'_>) -> Result<Value, String> {
+/// Reads parts of directories, of now or at a snapshot.
+type ReadPartsAt<'a> =
+    dyn Fn(&[InodeId], Option<SnapshotId>) -> Result<Vec<DirPart>, InfoError> + 'a;
+
+fn found(engine: &dyn Engine, question: &Value, read: &ReadPartsAt<'_>) -> Result<Value, String> {
     let selection = selection(question)?;
     let top = directory(engine, question)?;
     let words = |why: InfoError| why.to_string();
-    let tree = TreeUsage::walk(top, read).map_err(words)?;
+    let mut tree = TreeUsage::walk(top, &mut |dirs| read(dirs, None)).map_err(words)?;
+    if let Selection::Top(_, RankBy::Growth) = selection {
+        let since = question["since"].as_u64().ok_or("the question does not say since when")?;
+        let then = TreeUsage::walk(top, &mut |dirs| read(dirs, Some(since)));
+        tree.compare(&then.map_err(words)?);
+    }
     let chosen = tree.select(selection);
     if chosen.len() > SHOWN_MAX {
         return Err(format!(
@@ -59,7 +74,7 @@ fn found(engine: &dyn Engine, question: &Value, read: &mut ReadParts<'_>) -> Res
 }
 
 fn describe(found: &DirUsage, path: &[u8]) -> Value {
-    json!({
+    let mut told = json!({
         "path": path_value(path),
         "dir": found.dir,
         "depth": found.depth,
@@ -70,7 +85,12 @@ fn describe(found: &DirUsage, path: &[u8]) -> Value {
         "bytes_here": found.own.bytes,
         "files_here": found.own.files,
         "changed_here_ns": found.own.changed,
-    })
+    });
+    if let Some(growth) = found.growth {
+        told["growth_bytes_here"] = growth.bytes.into();
+        told["growth_files_here"] = growth.files.into();
+    }
+    told
 }
 
 fn selection(question: &Value) -> Result<Selection, String> {
@@ -80,6 +100,7 @@ fn selection(question: &Value) -> Result<Selection, String> {
             None | Some("bytes") => RankBy::Bytes,
             Some("files") => RankBy::Files,
             Some("changed") => RankBy::Changed,
+            Some("growth") => RankBy::Growth,
             Some(other) => return Err(format!("directories are not ranked by {other:?}")),
         };
         return Ok(Selection::Top(usize::try_from(count).unwrap_or(usize::MAX), by));

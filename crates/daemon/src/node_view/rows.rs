@@ -3,9 +3,13 @@
 use std::ops::ControlFlow;
 
 use kestrel_admin::info::dir_sums;
+use kestrel_admin::usage::then::read_parts_then;
+use kestrel_admin::usage::{DirPart, read_parts};
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_engine::Engine;
+use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::snapshot::SnapshotId;
 use serde_json::{Value, json};
 
 /// Bytes of keys and values after which an answer ends. It has at most 1 MiB, and digits are twice
@@ -59,12 +63,12 @@ pub fn page(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
 }
 
 /// This node's part of the sums over some directories, and which directories in them it knows of;
-/// of `each` directory by itself if the question says so.
+/// of `each` directory by itself if the question says so, then also as they were `at` a snapshot.
 pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let dirs = question["dirs"].as_array().filter(|dirs| dirs.len() <= DIRS_MAX);
     let dirs = dirs.ok_or("the question does not name directories, or too many")?;
     if question["each"] == true {
-        return each(engine, dirs);
+        return each(engine, dirs, question["at"].as_u64());
     }
     let (mut sums, mut below) = ([0; 3], Vec::new());
     for dir in dirs.iter().filter_map(Value::as_u64) {
@@ -77,18 +81,20 @@ pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     Ok(json!({ "children": sums[0], "subdirs": sums[1], "bytes": sums[2], "below": below }))
 }
 
-fn each(engine: &dyn Engine, dirs: &[Value]) -> Result<Value, String> {
-    let part = |dir: u64| {
-        let mut below = Vec::new();
-        let part = dir_sums(engine, dir, &mut |child| below.push(child));
-        let part = part.map_err(|why| why.to_string())?;
-        Ok(json!({
-            "children": part.children, "subdirs": part.subdirs, "bytes": part.bytes,
-            "mtime": part.mtime, "below": below,
-        }))
+fn each(engine: &dyn Engine, dirs: &[Value], at: Option<SnapshotId>) -> Result<Value, String> {
+    let dirs: Vec<InodeId> = dirs.iter().filter_map(Value::as_u64).collect();
+    let parts = match at {
+        None => read_parts(engine, &dirs),
+        Some(at) => read_parts_then(engine, &dirs, at),
     };
-    let parts = dirs.iter().filter_map(Value::as_u64).map(part);
-    Ok(json!({ "each": parts.collect::<Result<Vec<Value>, String>>()? }))
+    let parts = parts.map_err(|why| why.to_string())?;
+    let each = parts.iter().map(|DirPart { stat, below }| {
+        json!({
+            "children": stat.children, "subdirs": stat.subdirs, "bytes": stat.bytes,
+            "mtime": stat.mtime, "below": below,
+        })
+    });
+    Ok(json!({ "each": each.collect::<Vec<Value>>(), "at": at }))
 }
 
 #[cfg(test)]

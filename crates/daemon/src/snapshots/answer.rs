@@ -11,12 +11,16 @@
 //! | `list` | directory, `ancestors`, or none for the volume | `{"snapshots": […]}` |
 //! | `schedule` | directory; `set`: text or `null` | `{"schedule": text or null, …}` |
 //! | `page` | `at`, `dir`, `after` | a part of a directory, for `kestrel snapshot diff` |
+//! | `ls` | directory, `snapshot`, `below`; `after`, `limit`, `long` | [`super::listing`] |
 //! | `ranges` | `before`, `after`: `at`, `ino`, `dir`, `name` | ranges of a file that differ |
 //! | `changes` | `dir`, `older`, `newer`, `files`, `after` | a page: [`super::changes`] |
 //! | `removal` | `at`, `after` | rows and bytes that removing a snapshot would give back |
 //! | `usage` | `at`, `dir` | files, directories and bytes of the tree |
 //! | `clone` | directory, `snapshot` or `null`, `to`: a directory, `name` | `{"dir": number}` |
 //! | `clone-step` | directory | `{"names": count, "done": …}`, for `kestrel clone --eager` |
+//!
+//! `quota-set` and others of that name are [`super::quotas`], `rm-take` and others of that name
+//! [`super::removals`].
 //!
 //! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of
 //! bytes if they are not UTF-8.
@@ -25,24 +29,26 @@ use std::sync::Arc;
 
 use kestrel_admin::rows::{self, DirId};
 use kestrel_client::Fs;
-use kestrel_client::fs::{into_inode, unexpected};
+use kestrel_client::fs::unexpected;
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::{Value, json};
 
 use super::calls::{SnapshotCalls, creds_of, told};
-use super::changes;
 use super::content::{FileAt, changed_ranges};
+use super::listing::{self, Detail};
+use super::named::{after_of, directory, name_of, shown_name, snapshot_of};
 use super::record;
 use super::schedule::SnapshotSchedule;
 use super::trees::summary;
-use crate::ask::{path_bytes, path_value};
+use super::{changes, quotas, removals};
+use crate::ask::path_value;
 use crate::logger::utc;
 
 /// Entries of a directory in one answer.
@@ -62,7 +68,9 @@ pub struct SnapshotEndpoint<'a> {
 /// Whether an act changes something.
 pub fn changes(question: &Value) -> bool {
     match question["act"].as_str() {
-        Some("list" | "page" | "changes" | "removal" | "ranges" | "usage") => false,
+        Some("list" | "page" | "ls" | "changes" | "removal" | "ranges" | "usage") => false,
+        Some("quota-get" | "quota-list" | "rm-find" | "rm-check" | "rm-left") => false,
+        Some("quota-check") => question["repair"] == true,
         Some("schedule") => question.get("set").is_some(),
         _ => true,
     }
@@ -96,6 +104,7 @@ impl SnapshotEndpoint<'_> {
             "list" => self.list(&calls, question),
             "schedule" => self.schedule(&calls, dir()?, question),
             "page" => page(&calls, question),
+            "ls" => listing::answer(&calls, question),
             "changes" => changes::changes(&calls, question),
             "removal" => changes::removal(&calls, question),
             "ranges" => ranges(&calls, question),
@@ -104,6 +113,11 @@ impl SnapshotEndpoint<'_> {
             "clone-step" => {
                 let step = calls.clone_step(dir()?).map_err(|why| told(&why))?;
                 Ok(json!({ "names": step.names, "done": step.done }))
+            }
+            _ if act.starts_with("rm-") => removals::answer(&calls, question),
+            _ if act.starts_with("quota-") => {
+                let path = |dir| path_of(self.engine?, dir);
+                quotas::answer(&calls, &path, question, dir)
             }
             other => Err(format!(
                 "the serving process does not know snapshot {other:?}; it may be older than this \
@@ -162,14 +176,6 @@ impl SnapshotEndpoint<'_> {
     }
 }
 
-/// How the `.snap` of a directory shows a snapshot.
-fn shown_name(one: &SnapshotInfo, dir: InodeId) -> Vec<u8> {
-    match dir == one.dir {
-        true => one.name.as_bytes().to_vec(),
-        false => [b"_", one.name.as_bytes(), format!("_{}", one.dir).as_bytes()].concat(),
-    }
-}
-
 fn done<T>(_: T) -> Value {
     Value::Null
 }
@@ -184,20 +190,6 @@ fn hold_told(why: &FsError, act: &str) -> String {
             why.reason
         ),
         _ => told(why),
-    }
-}
-
-fn name_of(question: &Value, field: &str) -> Result<Name, String> {
-    let bytes = path_bytes(&question[field]);
-    let bytes = bytes.ok_or_else(|| format!("the question has no {field}"))?;
-    Name::new(&bytes).map_err(|why| format!("{}: {}", String::from_utf8_lossy(&bytes), why.reason))
-}
-
-fn directory(calls: &SnapshotCalls<'_>, question: &Value) -> Result<InodeId, String> {
-    match (question["dir"].as_u64(), path_bytes(&question["path"])) {
-        (Some(dir), _) => Ok(dir),
-        (None, Some(path)) => calls.directory(&path).map_err(|why| why.reason.to_string()),
-        (None, None) => Err("the question names no directory".into()),
     }
 }
 
@@ -228,63 +220,20 @@ fn page(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
     let fail = |why: FsError| told(&why);
     let at = at(question);
     let dir = question["dir"].as_u64().ok_or("the question names no directory")?;
-    let after = match &question["after"] {
-        Value::Null => None,
-        _ => Some(name_of(question, "after")?),
-    };
-    let limit = PAGE_ENTRIES;
-    let mut ops = vec![
-        Op::ReadDir { dir, after: after.clone(), limit, check: true },
-        Op::ReadDirPlus { dir, after: after.clone(), limit },
-    ];
-    if after.is_none() {
-        ops.push(Op::GetAttr(InodeRef::by_id(dir)));
-    }
-    let mut answers = calls.ask_many(at, ops).into_iter();
-    let mut next = || answers.next().unwrap_or(Ok(Answer::Done));
-    let (entries, end) = match next().map_err(fail)? {
-        Answer::Entries { entries, end, .. } => (entries, end),
-        other => return Err(told(&unexpected(&other))),
-    };
-    let mut inodes = match next().map_err(fail)? {
-        Answer::EntriesPlus { entries, .. } => entries.into_iter().peekable(),
-        other => return Err(told(&unexpected(&other))),
-    };
+    let after = after_of(question)?;
     let own = match after {
-        None => Some(next().and_then(into_inode).map_err(fail)?),
+        None => Some(calls.getattr(at, InodeRef::by_id(dir)).map_err(fail)?),
         Some(_) => None,
     };
-    let mut found: Vec<Option<Inode>> = Vec::with_capacity(entries.len());
-    let (mut missing, mut asked) = (Vec::new(), Vec::new());
-    for (number, entry) in entries.iter().enumerate() {
-        while inodes.next_if(|(name, _)| *name < entry.name).is_some() {}
-        let inode = inodes.next_if(|(name, inode)| *name == entry.name && inode.ino == entry.ino);
-        if inode.is_none() && entry.kind != Kind::Dir {
-            missing.push(Op::Lookup(PathRef::new(dir, entry.name.clone())));
-            asked.push(number);
-        }
-        found.push(inode.map(|(_, inode)| *inode));
-    }
-    for (number, answer) in asked.into_iter().zip(calls.ask_many(at, missing)) {
-        match answer.and_then(into_inode) {
-            Ok(inode) => found[number] = Some(inode),
-            // Gone since it was listed.
-            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => {}
-            Err(why) => return Err(fail(why)),
-        }
-    }
-    let last = entries.last().map(|entry| path_value(entry.name.as_bytes()));
-    let entries: Vec<Value> = entries
-        .iter()
-        .zip(&found)
-        .filter(|(entry, inode)| entry.kind == Kind::Dir || inode.is_some())
-        .map(|(entry, inode)| {
-            let name = path_value(entry.name.as_bytes());
-            json!([name, entry.ino, entry.kind as u8, inode.as_ref().map(summary)])
-        })
-        .collect();
+    let page = listing::read(calls, at, dir, (after, PAGE_ENTRIES), Detail::Files).map_err(fail)?;
+    let last = page.last.map(|name| path_value(name.as_bytes()));
+    let entries = page.entries.iter().map(|(entry, inode)| {
+        let name = path_value(entry.name.as_bytes());
+        json!([name, entry.ino, entry.kind as u8, inode.as_ref().map(summary)])
+    });
+    let entries: Vec<Value> = entries.collect();
     let own = own.as_ref().map(summary);
-    Ok(json!({ "own": own, "entries": entries, "last": last, "end": end }))
+    Ok(json!({ "own": own, "entries": entries, "last": last, "end": page.end }))
 }
 
 fn ranges(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
@@ -311,20 +260,6 @@ fn clone_dir(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Strin
     let place = PathRef::new(parent, name_of(question, "name")?);
     let made = calls.clone_dir((source, at), place).map_err(|why| clone_told(&why))?;
     Ok(json!({ "dir": made.ino }))
-}
-
-/// The snapshot that the `.snap` of a directory shows with this name.
-fn snapshot_of(
-    calls: &SnapshotCalls<'_>,
-    dir: InodeId,
-    shown: &Name,
-) -> Result<SnapshotId, String> {
-    let found = calls.list(Some(dir), true).map_err(|why| told(&why))?;
-    let is_it = |one: &&SnapshotInfo| *shown_name(one, dir) == *shown.as_bytes();
-    found.iter().find(is_it).map(|one| one.id).ok_or_else(|| {
-        let name = String::from_utf8_lossy(shown.as_bytes());
-        format!("there is no snapshot {name}; `kestrel snapshot list` shows those that there are")
-    })
 }
 
 /// What a clone fails with: the place of the clone is meant, not a snapshot.

@@ -1,16 +1,15 @@
 //! Requests about snapshots, sent for one caller, each waited for.
 
 use std::sync::Arc;
-use std::sync::mpsc;
 
 use kestrel_client::Fs;
 use kestrel_client::fs::clones::CloneProgress;
-use kestrel_client::fs::{self, Caller, into_inode, wait};
+use kestrel_client::fs::{self, Caller, into_inode, unanswered, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
-use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::{Value, json};
 
@@ -64,6 +63,16 @@ impl<'a> SnapshotCalls<'a> {
         Self::new(fs, Creds::root())
     }
 
+    /// The file system that is asked.
+    pub fn fs(&self) -> &Arc<Fs> {
+        self.fs
+    }
+
+    /// The caller.
+    pub fn creds(&self) -> &Creds {
+        &self.creds
+    }
+
     /// Whether the caller may do what the owner of an inode may.
     pub fn owns(&self, inode: &Inode) -> bool {
         self.creds.uid == 0 || self.creds.uid == inode.uid
@@ -80,29 +89,12 @@ impl<'a> SnapshotCalls<'a> {
 
     /// Several requests at once; their answers in the same order.
     pub fn ask_many(&self, at: Option<SnapshotId>, ops: Vec<Op>) -> Vec<FsResult<Answer>> {
-        let (send, receive) = mpsc::channel();
-        let mut answers: Vec<_> = ops.iter().map(|_| Err(unanswered())).collect();
-        let requests = ops.into_iter().enumerate().map(|(number, op)| {
-            let op = match at {
-                Some(at) => Op::At(at, Box::new(op)),
-                None => op,
-            };
-            let send = send.clone();
-            let done = Box::new(move |reply: Reply| {
-                // A receiver that has gone waits for nothing.
-                let _ = send.send((number, plain(reply)));
-            });
-            (Request { creds: self.creds.clone(), op }, done as kestrel_types::request::Done)
-        });
-        let requests = requests.collect();
-        drop(send);
-        self.fs.metadata().submit_many(requests);
-        for (number, answer) in receive {
-            if let Some(place) = answers.get_mut(number) {
-                *place = answer;
-            }
-        }
-        answers
+        let op_at = |op| match at {
+            Some(at) => Op::At(at, Box::new(op)),
+            None => op,
+        };
+        let ops = ops.into_iter().map(op_at).collect();
+        self.fs.replies(&self.creds, ops).into_iter().map(plain).collect()
     }
 
     /// [`Fs::snapshots`].
@@ -191,7 +183,7 @@ impl<'a> SnapshotCalls<'a> {
         match inode.and_then(into_inode)? {
             Inode { kind: Kind::Dir, ino, .. } => Ok(ino),
             _ => {
-                Err(FsError::new(libc::ENOTDIR, "not a directory; only directories have snapshots"))
+                Err(FsError::new(libc::ENOTDIR, "not a directory; `kestrel info` tells of a file"))
             }
         }
     }
@@ -224,8 +216,4 @@ pub fn told(why: &FsError) -> String {
     // The node's own word goes before ours.
     let hint = if why.reason.contains('`') || why.reason.contains(';') { "" } else { hint };
     format!("{}{hint}", why.reason)
-}
-
-fn unanswered() -> FsError {
-    FsError::new(libc::EIO, "the request was dropped without an answer")
 }

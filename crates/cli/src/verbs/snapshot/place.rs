@@ -13,6 +13,7 @@ use kestrel_client::Fs;
 use kestrel_client::control::{QUICK, SOCKET_NAME};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::volume::MountedVolume;
 use kestrel_daemon::ask::{ask, locate, path_value};
 use kestrel_daemon::failure::{ExitStatus, Failure};
@@ -64,6 +65,26 @@ pub fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&text[..colon], &text[colon + 1..]))
 }
 
+/// A directory in a snapshot: the snapshot's name, as `.snap` has it, and the path below it.
+pub type InSnapshot = (Vec<u8>, Vec<u8>);
+
+/// The directory with the snapshot, and what [`InSnapshot`] has, of a path through `.snap`.
+fn snapshot_in(path: &[u8]) -> Option<(&[u8], InSnapshot)> {
+    let name = dot_snap::NAME.as_bytes();
+    let mut from = 0;
+    for part in path.split(|byte| *byte == b'/') {
+        let end = from + part.len();
+        if part == name {
+            let dir = &path[..from];
+            let rest = path[end..].strip_prefix(b"/").unwrap_or_default();
+            let slash = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+            return Some((dir, (rest[..slash].to_vec(), rest[slash..].to_vec())));
+        }
+        from = end + 1;
+    }
+    None
+}
+
 /// The directory as questions name it.
 fn question_of(dir: &[u8]) -> Result<Value, Failure> {
     let Some(number) = dir.strip_prefix(b"#") else {
@@ -108,6 +129,68 @@ impl Place {
             return Ok(place(Answerer::Volume(found, Box::new(store.clone()))));
         }
         Self::in_mount(Path::new(text), shown)
+    }
+
+    /// The directory that `text` names, to be read; if it is of a snapshot, the directory of which
+    /// the snapshot is, and the snapshot's name and the path below it.
+    pub fn to_read(
+        text: &OsString,
+        store: &StoreArgs,
+    ) -> Result<(Self, Option<InSnapshot>), Failure> {
+        let bytes = text.as_bytes();
+        let volume = split(bytes).map_or(bytes, |(volume, _)| volume);
+        let url = String::from_utf8_lossy(volume);
+        let is_volume = RemoteUrl::is_one(&url)
+            || locate(VERB, &url).is_ok_and(|found| Descriptor::read(&found).is_ok());
+        if is_volume {
+            return match snapshot_in(bytes) {
+                Some((dir, snapshot)) => {
+                    let place = Self::of(&OsStr::from_bytes(dir).into(), store)?;
+                    Ok((place, Some(snapshot)))
+                }
+                None => Ok((Self::of(text, store)?, None)),
+            };
+        }
+        let shown = text.to_string_lossy().into_owned();
+        let fail = |why: &dyn std::fmt::Display| Failure::new(VERB, format!("{shown}: {why}"));
+        let path = std::fs::canonicalize(text)
+            .map_err(|why| fail(&format!("neither a volume nor a directory in one: {why}")))?;
+        if !path.is_dir() {
+            return Err(fail(&"not a directory; `kestrel info` tells of a file"));
+        }
+        let entry = mount_above(VERB, &path)?;
+        if let Some(at) = entry.source.to_str().and_then(|url| SnapshotUrl::parse(url).ok()?) {
+            return Self::in_mounted_snapshot(&entry, &at, &path, shown);
+        }
+        match snapshot_in(path.as_os_str().as_bytes()) {
+            Some((_, (name, _))) if name.is_empty() => {
+                Err(fail(&"`kestrel snapshot list` lists the snapshots of a directory"))
+            }
+            Some((dir, snapshot)) => {
+                let place = Self::in_mount(Path::new(OsStr::from_bytes(dir)), shown)?;
+                Ok((place, Some(snapshot)))
+            }
+            None => Ok((Self::in_mount(&path, shown)?, None)),
+        }
+    }
+
+    /// A directory in a mount of a snapshot by itself.
+    fn in_mounted_snapshot(
+        entry: &MountEntry,
+        at: &SnapshotUrl,
+        path: &Path,
+        shown: String,
+    ) -> Result<(Self, Option<InSnapshot>), Failure> {
+        let Some(dir) = may_ask(entry) else {
+            return Err(Failure::new(VERB, format!("{shown}: {}", dot_snap::NOT_THROUGH_IT)));
+        };
+        let of: Vec<u8> = at.dir.iter().flat_map(|name| [b"/", name.as_bytes()].concat()).collect();
+        let below = path.strip_prefix(&entry.mount_point).unwrap_or(Path::new(""));
+        let dir_question = json!({ "path": path_value(&of) });
+        let place =
+            Self { answerer: Answerer::Mount(dir), dir: dir_question, mounted: None, shown };
+        let below = below.as_os_str().as_bytes().to_vec();
+        Ok((place, Some((at.name.as_bytes().to_vec(), below))))
     }
 
     fn in_mount(given: &Path, shown: String) -> Result<Self, Failure> {
@@ -160,6 +243,11 @@ impl Place {
     /// The path of the directory in a mount, if it was named by one.
     pub fn mounted(&self) -> Option<&Path> {
         self.mounted.as_deref()
+    }
+
+    /// Whether this process has the volume open.
+    pub fn is_own(&self) -> bool {
+        matches!(self.answerer, Answerer::Own(_))
     }
 
     /// As it was given.
@@ -267,6 +355,24 @@ mod tests {
             let found = split(text.as_bytes());
             let expected = path.map(|path| (volume.as_bytes(), path.as_bytes()));
             assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    /// A path through `.snap` is the directory, the snapshot and the path below it.
+    #[test]
+    fn paths_through_dot_snap() {
+        for (path, expected) in [
+            ("/mnt/a/.snap/one/b/c", Some(("/mnt/a/", "one", "/b/c"))),
+            ("/mnt/.snap/one", Some(("/mnt/", "one", ""))),
+            ("/mnt/.snap", Some(("/mnt/", "", ""))),
+            ("/vol:/.snap/one/", Some(("/vol:/", "one", "/"))),
+            ("/mnt/a.snap/b", None),
+        ] {
+            let found = snapshot_in(path.as_bytes());
+            let expected = expected.map(|(dir, name, below)| {
+                (dir.as_bytes(), (name.as_bytes().to_vec(), below.as_bytes().to_vec()))
+            });
+            assert_eq!(found, expected, "{path}");
         }
     }
 }
