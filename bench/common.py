@@ -3,6 +3,7 @@ end of a run."""
 
 import contextlib
 import glob
+import html
 import json
 import os
 import re
@@ -154,6 +155,24 @@ def take_away(scratch):
     for volume in glob.glob(f"{scratch}/*/volume") + glob.glob(f"{scratch}/*/*/volume"):
         subprocess.run([KESTREL, "serve", volume, "--stop"], capture_output=True)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def bars(path, lines, unit, digits=1, left=180):
+    """A plot of one bar a line: lines are names, values and whether they are ours."""
+    step, longest = 26, max(value for _, value, _ in lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 540}" '
+        f'height="{step * len(lines) + 8}" font-family="sans-serif" font-size="12">'
+    ]
+    for number, (name, value, is_ours) in enumerate(lines):
+        y, long = number * step + 4, 380 * value / longest
+        colour = "#48c" if is_ours else "#999"
+        parts.append(f'<text x="4" y="{y + 14}">{html.escape(name)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{long:.1f}" height="18" fill="{colour}"/>')
+        text = f"{value:.{digits}f} {unit}"
+        parts.append(f'<text x="{left + 6 + long:.1f}" y="{y + 14}">{text}</text>')
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(parts) + "\n</svg>\n")
 
 
 def conclude(path, rows, judged, plot, **more):

@@ -9,13 +9,12 @@ the caches of names of the mount are dropped before each, by mounting anew.
 """
 
 import argparse
-import html
 import os
 import statistics
 import tempfile
 import time
 
-from common import KESTREL, TARGET, Local, conclude, run, take_away
+from common import KESTREL, TARGET, Local, bars, conclude, run, take_away
 
 # How long `kestrel du` of 100,000 directories may take, seconds.
 SECONDS_MAX = 0.3
@@ -74,19 +73,8 @@ def usage(scratch, count, rounds):
 
 def plot(path, rows):
     """Seconds of each row."""
-    step, longest = 26, max(row["seconds"] for row in rows)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{step * len(rows) + 8}" '
-        'font-family="sans-serif" font-size="12">'
-    ]
-    for number, row in enumerate(rows):
-        y, long = number * step + 4, 380 * row["seconds"] / longest
-        colour = "#48c" if row["what"].startswith("kestrel") else "#999"
-        parts.append(f'<text x="4" y="{y + 14}">{html.escape(row["what"])}</text>')
-        parts.append(f'<rect x="180" y="{y}" width="{long:.1f}" height="18" fill="{colour}"/>')
-        parts.append(f'<text x="{186 + long:.1f}" y="{y + 14}">{row["seconds"]:.3f} s</text>')
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join(parts) + "\n</svg>\n")
+    lines = [(row["what"], row["seconds"], row["what"].startswith("kestrel")) for row in rows]
+    bars(path, lines, "s", digits=3)
 
 
 def judge(rows):

@@ -87,6 +87,14 @@ check() {
     fi
 }
 
+# prints PATTERN COMMAND…: it succeeds and prints a line that matches.
+prints() {
+    local pattern=$1
+    shift
+    "$@" >"$WORK/prints.out" || return
+    grep -qE -- "$pattern" "$WORK/prints.out" || { cat "$WORK/prints.out" && return 1; }
+}
+
 # refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a
 # panic.
 refuses() {

@@ -64,7 +64,10 @@ suites=(
     "handles 300 tests/posix/handles.sh"
     "snapshots 300 tests/posix/snapshots.sh"
     "clones 300 tests/posix/clones.sh"
+    "quotas 300 tests/posix/quotas.sh"
+    "remove 600 tests/posix/remove.sh"
     "snapshot-verbs 300 tests/posix/snapshot_verbs.sh"
+    "large-dirs 900 env NAMES=${NAMES:-$(size 100000 500000)} tests/posix/large-dirs.sh"
     "options 300 tests/posix/options.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
     "stress-ng 1800 env STRESS_SECONDS=${STRESS_SECONDS:-$(size 5 20)} tests/posix/stress-ng.sh"
@@ -108,7 +111,10 @@ suites+=(
     "serve-handles 300 $serve tests/posix/handles.sh"
     "serve-snapshots 300 $serve tests/posix/snapshots.sh"
     "serve-clones 300 $serve tests/posix/clones.sh"
+    "serve-quotas 300 $serve tests/posix/quotas.sh"
+    "serve-remove 600 $serve tests/posix/remove.sh"
     "serve-snapshot-verbs 300 $serve tests/posix/snapshot_verbs.sh"
+    "serve-large-dirs 900 $serve NAMES=${NAMES:-$(size 20000 200000)} tests/posix/large-dirs.sh"
     "serve-options 300 $serve tests/posix/options.sh"
     "serve-pjdfstest 300 $serve tests/posix/pjdfstest.sh"
     "serve-fsx 600 $serve FSX_OPS=${SERVE_FSX_OPS:-1000} tests/posix/fsx.sh"
@@ -144,10 +150,12 @@ suites+=(
     "nodes-acls 600 $nodes env ACL_OPS=600 tests/posix/acls.sh"
     "nodes-cuts 900 tests/cluster/snapshots.sh"
     "nodes-snapshots 600 $nodes tests/posix/snapshots.sh"
+    "nodes-remove 900 $nodes FILES=${FILES:-3000} tests/posix/remove.sh"
     "nodes-snapshot-verbs 600 $nodes tests/posix/snapshot_verbs.sh"
     "nodes-policies 300 $nodes tests/posix/policies.sh"
     "nodes-access-times 600 $nodes tests/posix/access_times.sh"
     "nodes-handles 300 $nodes NAMES=${NAMES:-$(size 2000 17000)} tests/posix/handles.sh"
+    "nodes-large-dirs 900 $nodes NAMES=${NAMES:-$(size 20000 200000)} tests/posix/large-dirs.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"
     "nodes-fsx 900 $nodes FSX_OPS=${NODES_FSX_OPS:-1000} tests/posix/fsx.sh"
     "nodes-compare 900 $nodes COMPARE_OPS=${NODES_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
@@ -332,7 +340,9 @@ await() {
     else
         printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" \
             "$log"
-        grep -E "$failure_lines" "$log" | head -n 12 | sed 's/^/       /' || true
+        # What a check has printed stands before its line.
+        grep -E -B 12 "$failure_lines" "$log" | cut -c1-300 | head -n 40 |
+            sed 's/^/       /' || true
         tail -n 40 "$log" | cut -c1-300 | sed 's/^/       | /'
         if [ "$status" = 124 ] || [ "$status" = 137 ]; then
             echo "       not finished after ${limits[$name]} s"

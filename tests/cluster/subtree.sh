@@ -27,6 +27,12 @@ for name in 1 2 3 4 5 6 7 8; do echo "$name" >"$WORK/all/t/7/d/$name"; done
 "$KESTREL" token create "$volume" --name tenant --subtree /t/7 >"$WORK/tenant.token"
 on tenant
 
+# `kestrel rm -r` through it: in place, as its root is not the volume's.
+mkdir -p "$WORK/all/t/7/gone/deep"
+touch "$WORK/all/t/7/gone/deep/"{1..200}
+check "rm -r in a subtree" "$KESTREL" rm -r "$WORK/tenant/gone"
+check "leaves nothing" bash -c "[ -z \"\$(find '$WORK/all' -name gone -o -name .trash)\" ]"
+
 # Uses a directory as a client that wants to keep it, until the owner has moved it out; then nothing
 # of it may be had.
 cat >"$WORK/keep.py" <<'PY'

@@ -105,6 +105,62 @@ for round in 1 2 3; do
     check "round $round: the space is back" roomy
 done
 
+# Names of a clone come into being while the disk is full, or an error says why not. What could not
+# come into being does so when there is space.
+many=2000
+# Makes small files until not even rows fit.
+fill_rows() {
+    python3 - "$mnt/rows" <<'PY'
+import errno, os, sys
+os.mkdir(sys.argv[1])
+try:
+    for i in range(1000000):
+        with open(f"{sys.argv[1]}/{i:0240}", "w") as file:
+            file.write("x" * 1000)
+except OSError as error:
+    sys.exit(error.errno != errno.ENOSPC)
+sys.exit("no ENOSPC")
+PY
+}
+listed() {
+    local found
+    found=$(find "$1" -name 'f*' -type f 2>"$WORK/find.err" | wc -l) || found=0
+    [ "$found" != "$many" ] || return 0
+    grep -q 'No space left on device' "$WORK/find.err"
+}
+whole() {
+    diff -r "$mnt/many" "$1"
+}
+mkdir "$mnt/many"
+python3 - "$mnt/many" "$many" <<'PY'
+import os, sys
+for dir in range(4):
+    os.mkdir(f"{sys.argv[1]}/{dir}")
+for i in range(int(sys.argv[2])):
+    with open(f"{sys.argv[1]}/{i % 4}/f{i:0200}", "w") as file:
+        file.write(str(i))
+PY
+check "a clone is made" "$KESTREL" clone "$mnt/many" "$mnt/clone"
+count=$(fill f4) || count=0
+[ "$count" -gt 50 ] || fail "no ENOSPC with a clone"
+check "full of small files, too" fill_rows
+check "C6 a clone on a full disk has all names or says why not" listed "$mnt/clone"
+if "$KESTREL" clone "$mnt/many" "$mnt/late" 2>"$WORK/clone.err"; then
+    ok "C6 a clone is made on the full disk"
+else
+    check "C6 no clone without space" grep -qi 'space' "$WORK/clone.err"
+    check "C6 nothing of it is left" test ! -e "$mnt/late"
+    "$KESTREL" clone "$mnt/many" "$mnt/late" || true
+fi
+kill_mount "$volume" "$mnt"
+check "C6 mounts while full, with clones" mount_volume "$volume" "$mnt"
+check "C6 deletes beside clones while full" rm -rf "$mnt/f4" "$mnt/rows"
+check "usable when there is space again" usable
+check "C6 the clone is whole" whole "$mnt/clone"
+[ ! -e "$mnt/late" ] || check "C6 the late clone is whole" whole "$mnt/late"
+check "C6 clones are deleted" rm -rf "$mnt/clone" "$mnt/late" "$mnt/many"
+check "the space is back" roomy
+
 # The random load until it is full, with many small things at once.
 kestrel_load() {
     mkdir "$mnt/load"

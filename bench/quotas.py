@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""What quotas cost: creates and writes of 64 KiB below ten nested directories with quotas, and by a
+user with one, beside the same without any.
+
+The same mount makes files in a directory ten levels down and removes them again, in turn with and
+without quotas. CPU is that of the mount's process.
+
+    bench/quotas.py             2,000 files a round: writes target/bench/quotas.json, quotas.svg
+    bench/quotas.py --full      20,000
+"""
+
+import argparse
+import os
+import re
+import statistics
+import tempfile
+import time
+
+from common import KESTREL, TARGET, bars, conclude, run, take_away
+
+# CPU with quotas to CPU without.
+RATIO_MAX = 1.1
+DEPTH = 10
+DATA = b"q" * (64 << 10)
+
+
+def cpu_of(pid):
+    """Seconds of CPU that a process has used."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+        except FileNotFoundError:
+            pass
+    return total / 1e9
+
+
+def mounted(volume):
+    """The process that mounts a volume."""
+    return int(re.search(r'"pid": *(\d+)', run(KESTREL, "status", volume, "--json")).group(1))
+
+
+def create(path):
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+def write(path):
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    os.write(file, DATA)
+    os.close(file)
+
+
+def measured(pid, directory, count, call):
+    """CPU and time for one call, microseconds."""
+    used, begun = cpu_of(pid), time.perf_counter()
+    for number in range(count):
+        call(f"{directory}/{number}")
+    found = cpu_of(pid) - used, time.perf_counter() - begun
+    for number in range(count):
+        os.unlink(f"{directory}/{number}")
+    return [seconds / count * 1e6 for seconds in found]
+
+
+def levels(mount):
+    """The nested directories, the outermost first."""
+    return ["/".join([mount] + [f"d{at}" for at in range(depth + 1)]) for depth in range(DEPTH)]
+
+
+def switch(mount, on):
+    for directory in levels(mount):
+        if on:
+            run(KESTREL, "quota", "set", directory, "--size", "1T", "--files", "10M")
+        else:
+            run(KESTREL, "quota", "remove", directory)
+    user = ("--user", str(os.getuid()))
+    limit = ("--size", "1T") if on else ()
+    run(KESTREL, "quota", "set" if on else "remove", mount, *user, *limit)
+
+
+def rows_of(scratch, count, rounds):
+    volume, mount = f"{scratch}/volume", f"{scratch}/mount"
+    os.mkdir(mount)
+    run(KESTREL, "format", volume)
+    run(KESTREL, "mount", volume, mount)
+    try:
+        directory = levels(mount)[-1]
+        os.makedirs(directory)
+        pid = mounted(volume)
+        calls = {"create": create, "write 64 KiB": write}
+        found = {(what, on): [] for what in calls for on in (False, True)}
+        for call in calls.values():
+            measured(pid, directory, count // 4, call)
+        for _ in range(rounds):
+            for on in (False, True):
+                if on:
+                    switch(mount, True)
+                for what, call in calls.items():
+                    found[what, on].append(measured(pid, directory, count, call))
+                if on:
+                    switch(mount, False)
+    finally:
+        run(KESTREL, "umount", mount)
+    return [
+        {
+            "what": what,
+            "quotas": DEPTH + 1 if on else 0,
+            "files": count,
+            "rounds": rounds,
+            "cpu_us": statistics.median(cpu for cpu, _ in taken),
+            "us": statistics.median(time for _, time in taken),
+        }
+        for (what, on), taken in found.items()
+    ]
+
+
+def judge(rows):
+    said = []
+    for without, with_quotas in zip(rows[::2], rows[1::2]):
+        ratio = with_quotas["cpu_us"] / without["cpu_us"]
+        text = f"CPU of {without['what']} with quotas: at most {RATIO_MAX} times ({ratio:.3f})"
+        said.append((text, ratio <= RATIO_MAX))
+    return said
+
+
+def plot(path, rows):
+    """CPU of each row."""
+    lines = [
+        (f"{row['what']}, {row['quotas']} quotas", row["cpu_us"], row["quotas"]) for row in rows
+    ]
+    bars(path, lines, "µs")
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--full", action="store_true", help="the sizes of the issue")
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--out", default=f"{TARGET}/bench/quotas")
+    wanted = options.parse_args()
+    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
+    try:
+        rows = rows_of(scratch, 20_000 if wanted.full else 2_000, wanted.rounds)
+        for row in rows:
+            print(f'{row["what"]:14} {row["quotas"]:3} quotas {row["cpu_us"]:8.1f} µs of CPU '
+                  f'{row["us"]:8.1f} µs')
+    finally:
+        take_away(scratch)
+    conclude(wanted.out, rows, judge(rows), plot)
+
+
+if __name__ == "__main__":
+    main()

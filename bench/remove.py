@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""How long removing a tree takes: `kestrel rm -r` until the prompt, and until the last row is gone,
+beside rm(1) on the mount and on the local file system; and how much a process that creates files
+is slowed down meanwhile.
+
+    bench/remove.py             10,000 files: writes target/bench/remove.json, remove.svg
+    bench/remove.py --full      100,000
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+from common import KESTREL, TARGET, Local, bars, conclude, run, take_away
+
+# Seconds until the prompt, files a second until the rows are gone, and how much slower other
+# processes may be: the bars of the issue.
+PROMPT_MAX = 0.05
+FILES_PER_SECOND_MIN = 200_000
+SLOWED_MAX = 1.1
+# How long the other process creates files for one figure, seconds.
+WINDOW = 1.0
+
+
+def fill(top, count):
+    """So many empty files, 100 in each directory."""
+    for number in range(count):
+        if number % 100 == 0:
+            directory = f"{top}/{number // 100}"
+            os.makedirs(directory)
+        os.close(os.open(f"{directory}/{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+def timed(*command):
+    begun = time.perf_counter()
+    run(*command)
+    return time.perf_counter() - begun
+
+
+def wait_gone(path):
+    while os.path.lexists(path):
+        time.sleep(0.002)
+
+
+def creates(directory):
+    """Files that this process creates a second."""
+    os.mkdir(directory)
+    begun = time.perf_counter()
+    made = 0
+    while time.perf_counter() - begun < WINDOW:
+        path = f"{directory}/{made}"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        made += 1
+    return made / (time.perf_counter() - begun)
+
+
+def measured(mount, count, rounds):
+    """Seconds of each removal, and creates a second alone and beside one."""
+    found = {name: [] for name in ("prompt", "rows gone", "rm, mount")}
+    rates = {"alone": [], "beside": []}
+    for number in range(rounds):
+        fill(f"{mount}/tree", count)
+        begun = time.perf_counter()
+        found["prompt"].append(timed(KESTREL, "rm", "-r", f"{mount}/tree"))
+        wait_gone(f"{mount}/.trash")
+        found["rows gone"].append(time.perf_counter() - begun)
+        fill(f"{mount}/tree", count)
+        found["rm, mount"].append(timed("rm", "-r", f"{mount}/tree"))
+        rates["alone"].append(creates(f"{mount}/alone{number}"))
+        fill(f"{mount}/tree", count)
+        run(KESTREL, "rm", "-r", f"{mount}/tree")
+        rates["beside"].append(creates(f"{mount}/beside{number}"))
+        wait_gone(f"{mount}/.trash")
+        for name in ("alone", "beside"):
+            run("rm", "-r", f"{mount}/{name}{number}")
+    return found, rates
+
+
+def rows_of(scratch, count, rounds):
+    volume, mount = f"{scratch}/volume", f"{scratch}/mount"
+    os.mkdir(mount)
+    run(KESTREL, "format", volume)
+    run(KESTREL, "mount", volume, mount)
+    try:
+        found, rates = measured(mount, count, rounds)
+    finally:
+        run(KESTREL, "umount", mount)
+    local = Local(scratch).dir
+    found["rm, local"] = []
+    for _ in range(rounds):
+        fill(f"{local}/tree", count)
+        found["rm, local"].append(timed("rm", "-r", f"{local}/tree"))
+    rows = [
+        {"what": what, "files": count, "rounds": rounds, "seconds": statistics.median(taken)}
+        for what, taken in found.items()
+    ]
+    slowed = statistics.median(a / b for a, b in zip(rates["alone"], rates["beside"]))
+    rates = {name: statistics.median(taken) for name, taken in rates.items()}
+    return rows, {"creates_per_second": rates, "creates_slowed": slowed}
+
+
+def judge(rows, beside):
+    by_name = {row["what"]: row for row in rows}
+    prompt, gone = by_name["prompt"]["seconds"], by_name["rows gone"]
+    rate = gone["files"] / gone["seconds"]
+    slowed = beside["creates_slowed"]
+    return [
+        (f"kestrel rm -r of {gone['files']} files to the prompt: at most {PROMPT_MAX} s "
+         f"({prompt:.3f} s)", prompt <= PROMPT_MAX),
+        (f"until the rows are gone: at least {FILES_PER_SECOND_MIN} files/s ({rate:.0f})",
+         rate >= FILES_PER_SECOND_MIN),
+        (f"creates of another process beside it: slowed at most {SLOWED_MAX} times "
+         f"({slowed:.2f})", slowed <= SLOWED_MAX),
+    ]
+
+
+def plot(path, rows):
+    """Seconds of each row."""
+    lines = [(row["what"], row["seconds"], row["what"] in ("prompt", "rows gone")) for row in rows]
+    bars(path, lines, "s", digits=3)
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--full", action="store_true", help="the sizes of the issue")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--out", default=f"{TARGET}/bench/remove")
+    wanted = options.parse_args()
+    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
+    try:
+        rows, beside = rows_of(scratch, 100_000 if wanted.full else 10_000, wanted.rounds)
+        for row in rows:
+            print(f'{row["what"]:12} {row["files"]:8} files {row["seconds"]:9.3f} s')
+        print(beside)
+    finally:
+        take_away(scratch)
+    conclude(wanted.out, rows, judge(rows, beside), plot, **beside)
+
+
+if __name__ == "__main__":
+    main()
