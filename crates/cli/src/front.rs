@@ -19,7 +19,10 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     (
         "Data set",
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
-        &["snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "warmup", "compact"],
+        &[
+            "snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "trash", "warmup",
+            "compact",
+        ],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),

@@ -56,8 +56,8 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
-    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, token, umount,
-    warmup,
+    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, token, trash,
+    umount, warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -98,6 +98,7 @@ enum Verb {
     Ls(ls::LsArgs),
     Du(du::DuArgs),
     Rm(rm::RmArgs),
+    Trash(trash::TrashArgs),
     Snapshot(snapshot::SnapshotArgs),
     Clone(clone::CloneArgs),
     Stats(stats::StatsArgs),
@@ -141,6 +142,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Ls(args) => ls::run(args),
         Verb::Du(args) => du::run(args),
         Verb::Rm(args) => rm::run(args),
+        Verb::Trash(args) => trash::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
         Verb::Clone(args) => clone::run(args),
         Verb::Stats(args) => stats::run(args),

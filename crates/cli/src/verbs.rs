@@ -43,6 +43,7 @@ pub mod snapshot;
 pub mod stats;
 pub mod status;
 pub mod token;
+pub mod trash;
 pub mod umount;
 pub mod warmup;
 

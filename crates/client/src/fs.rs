@@ -31,6 +31,7 @@
 //! | `repeat` | loops over requests |
 //! | `snapshots` | snapshots of directories; the file system at one of them |
 //! | `tree_removal` | removal of whole trees |
+//! | `trash` | what is removed and kept for a time |
 //!
 //! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
 //! whenever memory can answer, otherwise from the thread on which the last thing they needed became
@@ -60,6 +61,7 @@ mod repeat;
 mod seek;
 mod snapshots;
 mod space;
+pub mod trash;
 pub mod tree_removal;
 mod whole;
 mod write;

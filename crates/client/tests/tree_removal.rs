@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use common::file_system;
 use kestrel_blockstore::store::MemoryStore;
-use kestrel_client::fs::tree_removal::{RemovedCount, TRASH, TakenTree, TreeRemoval};
+use kestrel_client::fs::tree_removal::{RemovedCount, TakenTree, TreeRemoval};
 use kestrel_client::fs::{Fs, into_inode, plain};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, RenameFlags};
+use kestrel_types::trash::TRASH;
 
 /// A file system, and requests of the superuser by path.
 struct Fixture(Arc<Fs>);

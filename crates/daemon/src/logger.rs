@@ -115,6 +115,11 @@ pub fn install(level: LevelFilter) {
     }
 }
 
+/// The same of seconds since 1970.
+pub fn utc_of_seconds(seconds: u64) -> String {
+    utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(SECOND))
+}
+
 /// `2026-01-31T12:34:56.789Z`.
 pub fn utc(nanos: i64) -> String {
     let seconds = nanos.div_euclid(SECOND);

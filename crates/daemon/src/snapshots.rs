@@ -9,6 +9,7 @@
 //! | `snapshots/quotas.rs` | answers to questions about quotas |
 //! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
 //! | `snapshots/removals.rs` | answers to questions of `kestrel rm -r` |
+//! | `snapshots/trash.rs` | answers to questions of `kestrel trash` |
 //! | `snapshots/record.rs` | the record of a schedule |
 //! | `snapshots/keeper.rs` | the thread that keeps schedules |
 //! | `snapshots/changes.rs` | what nodes tell of changes and of the space that a snapshot holds |
@@ -27,4 +28,5 @@ pub mod quotas;
 pub mod record;
 pub mod removals;
 pub mod schedule;
+mod trash;
 pub mod trees;

@@ -62,6 +62,7 @@ pub const POINTS: &[&str] = &[
     "quota.before",
     "quota.committed",
     "removal.renamed",
+    "trash.renamed",
     "removal.step",
 ];
 

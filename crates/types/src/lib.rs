@@ -39,6 +39,7 @@
 //! | [`name`] | names and paths, checked when they are made |
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
+//! | [`trash`] | the trash: how long it keeps things, and names in it |
 //! | [`snapshot`], [`clone`] | snapshots of directories, and clones |
 //! | [`snapshot_changes`] | what differs between two moments, and the space that a snapshot holds |
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
@@ -94,6 +95,7 @@ pub mod snapshot;
 pub mod snapshot_changes;
 pub mod stat;
 pub mod token;
+pub mod trash;
 pub mod wire;
 
 pub use entry::Entry;

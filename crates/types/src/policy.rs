@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::codec::{DecodeError, Reader, put_string};
 use crate::compression::Compression;
+use crate::trash::TrashTime;
 
 /// Prefix of the extended attributes that show and set the fields of a directory's policy.
 pub const XATTR_PREFIX: &[u8] = b"kestrel.";
@@ -77,17 +78,20 @@ pub enum PolicyField {
     Consistency,
     /// [`Policy::compression`].
     Compression,
+    /// [`Policy::trash`].
+    Trash,
 }
 
 impl PolicyField {
     /// All there are.
-    pub const ALL: [PolicyField; 2] = [Self::Consistency, Self::Compression];
+    pub const ALL: [PolicyField; 3] = [Self::Consistency, Self::Compression, Self::Trash];
 
     /// As users write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Consistency => "consistency",
             Self::Compression => "compression",
+            Self::Trash => "trash",
         }
     }
 
@@ -96,6 +100,7 @@ impl PolicyField {
         match self {
             Self::Consistency => "strict, close-to-open or immutable",
             Self::Compression => "none, lz4, zstd or zstd:LEVEL with a level from 1 to 19",
+            Self::Trash => "none, or hours or days such as 12h and 7d, at most 2730d",
         }
     }
 
@@ -105,6 +110,7 @@ impl PolicyField {
             Self::Consistency => "strict",
             // As `kestrel format --compress` and `kestrel config --compress` set it.
             Self::Compression => "as-volume",
+            Self::Trash => "none",
         }
     }
 
@@ -121,6 +127,8 @@ pub struct Policy {
     pub consistency: Option<Consistency>,
     /// How new objects with data of files are compressed; `None`: as the volume's setting says.
     pub compression: Option<Compression>,
+    /// How long what is removed is kept; answers to clients do not say it.
+    pub trash: Option<TrashTime>,
 }
 
 impl Policy {
@@ -129,12 +137,19 @@ impl Policy {
         self.consistency == Some(Consistency::Immutable)
     }
 
+    /// What answers say of it: what decides how a client keeps and stores things.
+    #[must_use]
+    pub fn told(self) -> Policy {
+        Policy { trash: None, ..self }
+    }
+
     /// These fields over those of the directory above.
     #[must_use]
     pub fn over(self, above: Policy) -> Policy {
         Policy {
             consistency: self.consistency.or(above.consistency),
             compression: self.compression.or(above.compression),
+            trash: self.trash.or(above.trash),
         }
     }
 
@@ -143,6 +158,7 @@ impl Policy {
         match field {
             PolicyField::Consistency => self.consistency.map(|value| value.name().into()),
             PolicyField::Compression => self.compression.map(|value| value.to_string()),
+            PolicyField::Trash => self.trash.map(|value| value.to_string()),
         }
     }
 
@@ -159,6 +175,10 @@ impl Policy {
             },
             PolicyField::Compression => match str::from_utf8(value).map(str::parse) {
                 Ok(Ok(value)) => self.compression = Some(value),
+                _ => return false,
+            },
+            PolicyField::Trash => match str::from_utf8(value).map(str::parse) {
+                Ok(Ok(value)) => self.trash = Some(value),
                 _ => return false,
             },
         }
@@ -184,6 +204,7 @@ impl Policy {
         match field {
             PolicyField::Consistency => self.consistency = None,
             PolicyField::Compression => self.compression = None,
+            PolicyField::Trash => self.trash = None,
         }
     }
 }
@@ -195,6 +216,8 @@ const VERSION: u8 = 1;
 const TAG_CONSISTENCY: u8 = 1;
 const TAG_COMPRESSION: u8 = 2;
 const TAG_BASE: u8 = 3;
+const TAG_TRASH: u8 = 4;
+const TAG_REMOVED: u8 = 5;
 const TAG_IN_USE: u8 = 128;
 
 // First byte of the field `compression`: the methods of coded objects (`docs/format/objects.md`).
@@ -214,6 +237,8 @@ pub struct PolicyRecord {
     /// Its names have not all come into being: the number of the clone that it is a part of
     /// ([`crate::clone`]).
     pub base: Option<NonZeroU64>,
+    /// It was removed, and is in the trash: nothing gets a name in it.
+    pub removed: bool,
     /// Of the root alone: a directory of the volume has had a policy, so nodes look for policies.
     pub in_use: bool,
 }
@@ -240,6 +265,14 @@ impl PolicyRecord {
         if let Some(base) = self.base {
             out.push(TAG_BASE);
             put_string(&mut out, &base.get().to_be_bytes());
+        }
+        if let Some(time) = self.own.trash {
+            out.push(TAG_TRASH);
+            put_string(&mut out, &time.hours().to_be_bytes());
+        }
+        if self.removed {
+            out.push(TAG_REMOVED);
+            put_string(&mut out, &[]);
         }
         if self.in_use {
             out.push(TAG_IN_USE);
@@ -277,8 +310,14 @@ impl PolicyRecord {
                     record.own.compression = Some(decode_compression(value).ok_or(unknown)?);
                 }
                 (TAG_BASE, [_, _, _, _, _, _, _, _]) => record.base = Some(base_of(value)?),
+                (TAG_TRASH, [high, low]) => {
+                    let time = TrashTime::from_hours(u16::from_be_bytes([*high, *low]));
+                    let unknown = DecodeError("unknown time of the trash in a policy");
+                    record.own.trash = Some(time.ok_or(unknown)?);
+                }
+                (TAG_REMOVED, []) => record.removed = true,
                 (TAG_IN_USE, []) => record.in_use = true,
-                (TAG_CONSISTENCY | TAG_BASE | TAG_IN_USE, _) => {
+                (TAG_CONSISTENCY | TAG_BASE | TAG_TRASH | TAG_REMOVED | TAG_IN_USE, _) => {
                     return Err(DecodeError("policy with a field of a wrong length"));
                 }
                 _ => return Err(DecodeError("policy with an unknown field; use a newer release")),
@@ -331,12 +370,14 @@ mod tests {
         assert_eq!(PolicyRecord::default().encode(), None);
         let values = Consistency::ALL.map(Some).into_iter().chain([None]);
         let policies = values.flat_map(|consistency| {
-            COMPRESSIONS.map(|compression| Policy { consistency, compression })
+            COMPRESSIONS.map(|compression| Policy { consistency, compression, trash: None })
         });
+        let trash = [None, Some(TrashTime::NONE), TrashTime::from_hours(300)];
+        let policies = policies.flat_map(|own| trash.map(|trash| Policy { trash, ..own }));
         let bases = [None, NonZeroU64::new(300)];
         let all = policies.flat_map(|own| bases.map(|base| (own, base)));
         for ((own, base), in_use) in all.flat_map(|it| [(it, false), (it, true)]) {
-            let record = PolicyRecord { own, base, in_use };
+            let record = PolicyRecord { own, base, removed: base.is_some() != in_use, in_use };
             if let Some(bytes) = record.encode() {
                 assert_eq!(PolicyRecord::decode(&bytes), Ok(record));
                 for len in 0..bytes.len() {
@@ -356,6 +397,9 @@ mod tests {
         record.base = NonZeroU64::new(258);
         let bytes = [1, 1, 1, 2, 3, 8, 0, 0, 0, 0, 0, 0, 1, 2, 128, 0];
         assert_eq!(*record.encode().unwrap(), bytes);
+        let trash = Policy { trash: TrashTime::from_hours(258), ..Policy::default() };
+        let record = PolicyRecord { own: trash, removed: true, ..PolicyRecord::default() };
+        assert_eq!(*record.encode().unwrap(), [1, 4, 2, 1, 2, 5, 0]);
         for (value, bytes) in [
             (Compression::None, &[1, 2, 1, 0][..]),
             (Compression::Lz4, &[1, 2, 1, 1]),
@@ -382,7 +426,10 @@ mod tests {
             &[1, 2, 2, 2, 0],
             &[1, 2, 2, 2, 20],
             &[1, 2, 1, 1, 1, 1, 0],
-            &[1, 5, 0],
+            &[1, 4, 1, 0],
+            &[1, 4, 2, 255, 255],
+            &[1, 5, 1, 0],
+            &[1, 6, 0],
             &[1, 3, 1, 1],
             &[1, 3, 8, 0, 0, 0, 0, 0, 0, 0, 0],
             &[1, 128, 1, 0],
@@ -410,10 +457,12 @@ mod tests {
     /// left out.
     #[test]
     fn effective_texts() {
-        let text = b"consistency=strict above=0 inode=7\ncompression=zstd:5 above=2 inode=1\n";
+        let text = b"consistency=strict above=0 inode=7\ncompression=zstd:5 above=2 inode=1\n\
+            trash=12h above=2 inode=1\n";
         let expected = Policy {
             consistency: Some(Consistency::Strict),
             compression: Some(Compression::Zstd(5)),
+            trash: TrashTime::from_hours(12),
         };
         assert_eq!(Policy::from_effective(text), expected);
         for text in [&b""[..], b"=", b"\n\n", b"later=1 above=0 inode=1\n", b"consistency=later"] {
@@ -439,6 +488,15 @@ mod tests {
             let mut policy = Policy::default();
             assert!(policy.set(field, text.as_bytes()));
             assert_eq!(policy.value(field).as_deref(), Some(shown));
+            policy.unset(field);
+            assert_eq!(policy, Policy::default());
+        }
+        let field = PolicyField::from_name(b"trash").unwrap();
+        for (text, shown) in [("none", "none"), ("24h", "1d"), ("12h", "12h")] {
+            let mut policy = Policy::default();
+            assert!(policy.set(field, text.as_bytes()));
+            assert_eq!(policy.value(field).as_deref(), Some(shown));
+            assert_eq!(policy.told(), Policy::default());
             policy.unset(field);
             assert_eq!(policy, Policy::default());
         }

@@ -24,6 +24,7 @@ use super::{mount_above, print_json};
 #[command(after_help = "Examples:
   kestrel policy set /mnt/data/imagenet consistency=immutable
   kestrel policy set /mnt/data/logs compression=zstd
+  kestrel policy set /mnt/data/projects trash=7d
   kestrel policy get /mnt/data/imagenet/train
   kestrel policy list /mnt/data
   kestrel policy unset /mnt/data/imagenet consistency
@@ -35,6 +36,8 @@ Fields:
                               attributes without asking, for up to an hour
   compression  none, lz4, zstd or zstd:LEVEL (1 to 19): how data of files is stored that are
                opened for writing from then on; default as-volume: what `kestrel config` says
+  trash        none (default), or how long the trash keeps what is removed or replaced below: 12h,
+               7d, at most 2730d; `kestrel trash` lists and restores it
 
 Of each field the nearest directory's word counts. The owner of a directory and root may set and
 remove fields. They are also extended attributes: getfattr -n kestrel.consistency DIR. See
@@ -161,6 +164,10 @@ fn refused(path: &Path, why: &io::Error) -> Failure {
         Some(libc::EPERM) => {
             "only the owner of a directory and root change its policy, and nobody does below an \
              immutable directory; `kestrel policy get` says which directory that is"
+                .into()
+        }
+        Some(libc::EEXIST) => {
+            "the volume has a /.trash that is not root's alone; rename it, and set the policy again"
                 .into()
         }
         Some(libc::EOPNOTSUPP) => "only directories of KestrelFS have policies".into(),

@@ -40,8 +40,8 @@ immutable (chattr +i, a policy), the command says what, and removes nothing. The
 once, and the rest in the background, at a bounded rate while other requests come, and on after a
 crash. Files that programs have open stay until these close them. Symbolic links are removed, not
 followed; what lies in a snapshot or a clone stays there. Below a quota, and where the volume has no
-room left, the tree is removed where it is, which --eager does not change. docs/datasets.md tells
-more.
+room left, the tree is removed where it is, which --eager does not change. Where the policy trash
+says so, the trash keeps the tree for a time (kestrel trash). docs/datasets.md tells more.
 
 By a path in a mount only root and the user of the mount can remove this way; others use rm -r.")]
 pub struct RmArgs {
@@ -96,6 +96,8 @@ struct Removed {
     bytes: u64,
     /// The rows go in the background.
     background: bool,
+    /// The trash keeps it until then.
+    kept: Option<String>,
 }
 
 impl Removed {
@@ -103,7 +105,11 @@ impl Removed {
         let Self { files, dirs, background, .. } = self;
         let path = self.path.to_string_lossy();
         let done = if args.dry_run { "would be removed" } else { "removed" };
-        let later = if *background { "; the space is given back in the background" } else { "" };
+        let later = match &self.kept {
+            Some(until) => format!("; the trash keeps it until {until}"),
+            None if *background => "; the space is given back in the background".into(),
+            None => String::new(),
+        };
         let (files, dirs, size) = (count(*files), count(*dirs), bytes(self.bytes));
         format!("{path}: {files} files and {dirs} directories with {size} {done}{later}")
     }
@@ -116,6 +122,7 @@ impl Removed {
             "bytes": self.bytes,
             "removed": !args.dry_run,
             "background": self.background,
+            "kept_until": self.kept,
         })
     }
 }
@@ -191,7 +198,7 @@ fn remove(args: &RmArgs, path: &OsString) -> Result<Option<Removed>, Failure> {
     }
     let dir = &found["dir"];
     let mut removed =
-        Removed { path: path.clone(), files: 0, dirs: 0, bytes: 0, background: false };
+        Removed { path: path.clone(), files: 0, dirs: 0, bytes: 0, background: false, kept: None };
     if found["type"] != "directory" {
         (removed.files, removed.bytes) = (1, found["bytes"].as_u64().unwrap_or(0));
         if !args.dry_run {
@@ -202,8 +209,11 @@ fn remove(args: &RmArgs, path: &OsString) -> Result<Option<Removed>, Failure> {
     } else {
         check(&mut place, &found["ino"], &mut removed)?;
         if !args.dry_run {
-            removed.background =
-                remove_tree(&mut |question| ask(&mut place, question), &found, path)?;
+            match remove_tree(&mut |question| ask(&mut place, question), &found, path)? {
+                Gone::Background => removed.background = true,
+                Gone::Kept(until) => removed.kept = Some(until),
+                Gone::Removed => {}
+            }
         }
     }
     // What this process has open goes on when it is opened again: it is no server.
@@ -215,15 +225,29 @@ fn remove(args: &RmArgs, path: &OsString) -> Result<Option<Removed>, Failure> {
     Ok(Some(removed))
 }
 
-/// Removes a tree that may be removed; whether its rows go in the background.
+/// How a tree went.
+enum Gone {
+    /// Its name; the rest goes in the background.
+    Background,
+    /// To the trash, until then.
+    Kept(String),
+    /// All of it.
+    Removed,
+}
+
+/// Removes a tree that may be removed.
 fn remove_tree(
     ask: &mut dyn FnMut(Value) -> Result<Value, Failure>,
     found: &Value,
     path: &OsStr,
-) -> Result<bool, Failure> {
+) -> Result<Gone, Failure> {
     let question = |act: &str| json!({ "act": act, "dir": found["dir"], "tree": found["ino"] });
-    if ask(question("rm-take"))?["background"] == true {
-        return Ok(true);
+    let taken = ask(question("rm-take"))?;
+    if taken["background"] == true {
+        return Ok(Gone::Background);
+    }
+    if let Some(until) = taken["kept"].as_str() {
+        return Ok(Gone::Kept(until.into()));
     }
     let (mut progress, mut names) = (Progress::new(), 0);
     loop {
@@ -237,7 +261,7 @@ fn remove_tree(
             return Err(Failure::new(VERB, format!("{stays}: {why}; {rest}")));
         }
         if done["done"] == true {
-            return Ok(false);
+            return Ok(Gone::Removed);
         }
     }
 }

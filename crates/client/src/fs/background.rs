@@ -1,6 +1,6 @@
-//! What a client does on its own: commits bytes that have been in memory too long, removes trees
-//! and what else is left over, deletes objects after their grace, and, slowly, rewrites objects of
-//! which little is in use.
+//! What a client does on its own: commits bytes that have been in memory too long, removes trees,
+//! what has expired in the trash, and what else is left over, deletes objects after their grace,
+//! and, slowly, rewrites objects of which little is in use.
 //!
 //! One of several nodes deletes objects together with the others, and rewrites none: to know what
 //! refers to an object takes the rows of all of them.
@@ -340,7 +340,7 @@ fn run(fs: &Weak<Fs>, stop: &Stop) {
 }
 
 fn tidy(fs: &Weak<Fs>, stop: &Stop) {
-    let mut retry = None;
+    let (mut retry, mut look) = (None, None);
     while !stopped_after(stop, TIDY_INTERVAL) {
         let Some(fs) = fs.upgrade() else { return };
         if let Err(error) = fs.sweep(stop) {
@@ -348,6 +348,9 @@ fn tidy(fs: &Weak<Fs>, stop: &Stop) {
         }
         if let Err(error) = fs.remove_taken(stop, &mut retry) {
             log::warn!("removing what is in /.trash/removing: {error}");
+        }
+        if let Err(error) = fs.remove_expired(stop, &mut look) {
+            log::warn!("removing what has expired in /.trash/kept, tried again soon: {error}");
         }
     }
 }

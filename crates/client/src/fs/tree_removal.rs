@@ -23,21 +23,19 @@ use kestrel_meta::node::Node;
 use kestrel_types::crash;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, RenameFlags};
+use kestrel_types::trash::TRASH;
 
 use super::background::{Stop, stopped_after};
 use super::{Caller, Fs, into_inode, plain, unanswered, unexpected, wait};
 
-/// The directory of the volume's root for what is removed, below which only the superuser looks.
-pub const TRASH: &[u8] = b".trash";
-
-/// The directory in it with the trees that are being removed.
-const REMOVING: &[u8] = b"removing";
+/// The directory in [`TRASH`] with the trees that are being removed.
+pub(super) const REMOVING: &[u8] = b"removing";
 
 /// Permission bits of both.
-const TRASH_MODE: u32 = 0o700;
+pub(super) const TRASH_MODE: u32 = 0o700;
 
 /// Directories that are listed at once.
 const DIRS_AT_ONCE: usize = 32;
@@ -65,7 +63,7 @@ const LISTINGS_MAX: u32 = 8;
 const RETRY: Duration = Duration::from_secs(60);
 const RETRY_SOON: Duration = Duration::from_secs(2);
 
-const FOREIGN_TRASH: FsError =
+pub(super) const FOREIGN_TRASH: FsError =
     FsError::new(libc::EEXIST, "the volume has a /.trash that is not root's alone: rename it");
 
 /// What has been removed so far.
@@ -421,6 +419,11 @@ impl Pace {
 pub enum TakenTree {
     /// Its name is gone; the rest goes in the background.
     Background,
+    /// It is in the trash.
+    Kept {
+        /// When it expires, seconds since 1970.
+        expiry: u64,
+    },
     /// It is where it was: it cannot be renamed for this reason. [`TreeRemoval`] removes it there.
     InPlace(FsError),
 }
@@ -450,7 +453,7 @@ impl Fs {
                 Ok(()) => break,
                 // The background work removes it when it is empty.
                 Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. })
-                    if tries < LISTINGS_MAX && self.removing()? != Some(removing) => {}
+                    if tries < LISTINGS_MAX && self.trash_dir(REMOVING)? != Some(removing) => {}
                 Err(error) => {
                     // The directories that were made for it go again.
                     self.wake_background();
@@ -464,7 +467,7 @@ impl Fs {
     }
 
     /// Renames a tree; another directory that has its name gets it back.
-    fn rename_tree(
+    pub(super) fn rename_tree(
         self: &Arc<Self>,
         place: &PathRef,
         there: &PathRef,
@@ -489,7 +492,7 @@ impl Fs {
     /// # Errors
     /// Those of the requests.
     pub fn left_of_tree(self: &Arc<Self>, tree: InodeId) -> FsResult<Option<(u64, u64)>> {
-        let path = [b"/", TRASH, b"/", REMOVING, b"/", tree.to_string().as_bytes()].concat();
+        let path = [&*trash_path(REMOVING), b"/", tree.to_string().as_bytes()].concat();
         let gone = |error: FsError| match error.errno {
             libc::ENOENT | libc::ESTALE => Ok(None),
             _ => Err(error),
@@ -504,23 +507,20 @@ impl Fs {
         }
     }
 
-    fn ask_as_root(self: &Arc<Self>, op: Op) -> FsResult<Answer> {
+    pub(super) fn ask_as_root(self: &Arc<Self>, op: Op) -> FsResult<Answer> {
         wait(|done| self.ask(Caller::ROOT, op, done))
     }
 
-    /// The directory for trees that are removed, if there is one.
-    fn removing(self: &Arc<Self>) -> FsResult<Option<InodeId>> {
+    /// A directory of the trash, if there is one.
+    pub(super) fn trash_dir(self: &Arc<Self>, name: &[u8]) -> FsResult<Option<InodeId>> {
         let mut above = ROOT;
-        for name in [TRASH, REMOVING] {
+        for name in [TRASH, name] {
             let found = self.ask_as_root(Op::Lookup(PathRef::new(above, Name::new(name)?)));
             let inode = match found.and_then(into_inode) {
                 Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => return Ok(None),
                 found => found?,
             };
-            if inode.kind != Kind::Dir
-                || inode.uid != 0
-                || u32::from(inode.mode) & 0o777 != TRASH_MODE
-            {
+            if !is_trash_dir(&inode) {
                 return Err(FOREIGN_TRASH);
             }
             above = inode.ino;
@@ -530,12 +530,11 @@ impl Fs {
 
     fn make_removing(self: &Arc<Self>) -> FsResult<InodeId> {
         for _ in 0..LISTINGS_MAX {
-            if let Some(removing) = self.removing()? {
+            if let Some(removing) = self.trash_dir(REMOVING)? {
                 return Ok(removing);
             }
             let trash = PathRef::from_path(ROOT, TRASH)?;
-            let path = [TRASH, b"/", REMOVING].concat();
-            for place in [trash, PathRef::from_path(ROOT, &path)?] {
+            for place in [trash, PathRef::from_path(ROOT, &trash_path(REMOVING))?] {
                 match self.ask_as_root(Op::MkDir(place, TRASH_MODE)) {
                     // The background work removes them when they are empty.
                     Ok(_) | Err(FsError { errno: libc::EEXIST | libc::ENOENT, .. }) => {}
@@ -556,7 +555,7 @@ impl Fs {
             return Ok(());
         }
         *retry = None;
-        let removing = match self.removing() {
+        let removing = match self.trash_dir(REMOVING) {
             Ok(Some(removing)) => removing,
             Ok(None) => return self.remove_trash(),
             Err(error) if error == FOREIGN_TRASH => return Ok(()),
@@ -591,7 +590,7 @@ impl Fs {
 
     /// Removes the directories for what is removed, unless something is in them.
     fn remove_trash(self: &Arc<Self>) -> FsResult<()> {
-        for path in [[TRASH, b"/", REMOVING].concat(), TRASH.to_vec()] {
+        for path in [trash_path(REMOVING), TRASH.to_vec()] {
             match self.ask_as_root(Op::RmDir(PathRef::from_path(ROOT, &path)?, None)) {
                 Err(FsError { errno: libc::ENOTEMPTY, .. }) => break,
                 Ok(_) | Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => {}
@@ -614,7 +613,7 @@ impl Fs {
     }
 
     /// Whether the node in this process has the root's entry [`TRASH`].
-    fn keeps_trash(&self) -> FsResult<bool> {
+    pub(super) fn keeps_trash(&self) -> FsResult<bool> {
         let node: &Arc<Node> = match (self.node(), self.member()) {
             (Some(node), _) => node,
             (None, Some(member)) => member.node(),
@@ -624,7 +623,18 @@ impl Fs {
     }
 }
 
-fn in_place(error: FsError) -> FsResult<TakenTree> {
+/// The path of a directory of the trash.
+pub(super) fn trash_path(name: &[u8]) -> Vec<u8> {
+    [TRASH, b"/", name].concat()
+}
+
+/// Whether something is a directory of the trash, which is the superuser's alone.
+pub(super) fn is_trash_dir(inode: &Inode) -> bool {
+    inode.kind == Kind::Dir && inode.uid == 0 && u32::from(inode.mode) & 0o777 == TRASH_MODE
+}
+
+/// Where a tree is after it could not be renamed.
+pub(super) fn in_place(error: FsError) -> FsResult<TakenTree> {
     match error.errno {
         // Below a quota; permissions of this client; no room.
         libc::EXDEV | libc::EACCES | libc::EPERM | libc::EDQUOT | libc::ENOSPC => {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::perm::CAPABILITY;
+use kestrel_types::policy::{PolicyField, XATTR_PREFIX};
 use kestrel_types::request::{Op, XattrFlags};
 
 use super::{Caller, Done, Fs, into_bytes};
@@ -87,14 +88,22 @@ impl Fs {
         flags: XattrFlags,
         done: Done<()>,
     ) {
+        let needs_trash = is_trash_policy(&name) && *value != *b"none";
         let op = Op::SetXattr(self.known.reference(ino), name, value, flags);
         let fs = self.clone();
-        self.ask(caller, op, move |answer| {
-            if let (Ok(_), Some(file)) = (&answer, fs.files.get(ino)) {
-                file.lock().inode.xattrs = true;
+        let set = move |trash: FsResult<()>| {
+            if let Err(error) = trash {
+                return done(Err(error));
             }
-            done(answer.map(|_| ()));
-        });
+            let again = fs.clone();
+            fs.ask(caller, op, move |answer| {
+                if let (Ok(_), Some(file)) = (&answer, again.files.get(ino)) {
+                    file.lock().inode.xattrs = true;
+                }
+                done(answer.map(|_| ()));
+            });
+        };
+        if needs_trash { self.with_kept_dir(set) } else { set(Ok(())) }
     }
 
     /// Removes an attribute.
@@ -108,4 +117,9 @@ impl Fs {
         let op = Op::RemoveXattr(self.known.reference(ino), name);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
     }
+}
+
+/// Whether an attribute says how long what is removed is kept.
+fn is_trash_policy(name: &[u8]) -> bool {
+    name.strip_prefix(XATTR_PREFIX).and_then(PolicyField::from_name) == Some(PolicyField::Trash)
 }

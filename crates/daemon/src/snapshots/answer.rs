@@ -47,7 +47,7 @@ use super::named::{after_of, directory, name_of, shown_name, snapshot_of};
 use super::record;
 use super::schedule::SnapshotSchedule;
 use super::trees::summary;
-use super::{changes, quotas, removals};
+use super::{changes, quotas, removals, trash};
 use crate::ask::path_value;
 use crate::logger::utc;
 
@@ -115,6 +115,7 @@ impl SnapshotEndpoint<'_> {
                 Ok(json!({ "names": step.names, "done": step.done }))
             }
             _ if act.starts_with("rm-") => removals::answer(&calls, question),
+            _ if act.starts_with("trash-") => trash::answer(&calls, question),
             _ if act.starts_with("quota-") => {
                 let path = |dir| path_of(self.engine?, dir);
                 quotas::answer(&calls, &path, question, dir)

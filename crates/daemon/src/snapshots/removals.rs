@@ -6,13 +6,13 @@
 //! | `rm-find` | directory, `name` | `{"dir", "ino", "type"}`, or `{"refused"}` |
 //! | `rm-check` | `dirs`: a list of `{"dir", "after", "sticky"}` | a list, see [`check`] |
 //! | `rm-file` | directory, `name` | `null`: it is removed |
-//! | `rm-take` | directory, `name`, `tree` | `{"background": true}`, or false and `why` |
+//! | `rm-take` | directory, `name`, `tree` | `{"background"}`, `{"kept": TIME}`, or `{"why"}` |
 //! | `rm-step` | directory, `name`, `tree` | `{"files", "dirs", "done", "failed", "why"}` |
 //! | `rm-left` | `tree` | `{"files", "dirs"}`, or `null` once it is gone |
 
 use std::time::{Duration, Instant};
 
-use kestrel_client::fs::tree_removal::{TRASH, TakenTree, TreeRemoval};
+use kestrel_client::fs::tree_removal::{TakenTree, TreeRemoval};
 use kestrel_client::fs::{into_inode, unanswered, unexpected};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
@@ -20,12 +20,14 @@ use kestrel_types::inode::{Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::perm::{EXEC, READ, STICKY, WRITE};
 use kestrel_types::request::{Answer, DirEntry, Op};
+use kestrel_types::trash::TRASH;
 use serde_json::{Value, json};
 
 use super::calls::SnapshotCalls;
 use super::listing::{Detail, with_attributes, word_of};
 use super::named::{after_of, directory, name_of};
 use crate::ask::path_value;
+use crate::logger::utc_of_seconds;
 
 /// Most directories in one question.
 pub const DIRS_AT_ONCE: usize = 32;
@@ -56,10 +58,16 @@ pub fn answer(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Stri
         Some("rm-take") => {
             let place = place()?;
             may_leave(calls, &place).map_err(fail)??;
-            match calls.fs().take_tree(&place, tree()?).map_err(fail)? {
-                TakenTree::Background => Ok(json!({ "background": true })),
-                TakenTree::InPlace(why) => Ok(json!({ "background": false, "why": why.reason })),
-            }
+            let fs = calls.fs();
+            let taken = match fs.keep_tree(&place, tree()?).map_err(fail)? {
+                Some(taken) => taken,
+                None => fs.take_tree(&place, tree()?).map_err(fail)?,
+            };
+            Ok(match taken {
+                TakenTree::Background => json!({ "background": true }),
+                TakenTree::Kept { expiry } => json!({ "kept": utc_of_seconds(expiry) }),
+                TakenTree::InPlace(why) => json!({ "background": false, "why": why.reason }),
+            })
         }
         Some("rm-step") => Ok(step(calls, place()?, tree()?)),
         Some("rm-left") => {
@@ -89,7 +97,10 @@ fn find(calls: &SnapshotCalls<'_>, place: &PathRef) -> Result<Value, String> {
 }
 
 /// What is at a place, or why the caller may not take it out of its directory.
-fn may_leave(calls: &SnapshotCalls<'_>, place: &PathRef) -> FsResult<Result<Inode, String>> {
+pub(super) fn may_leave(
+    calls: &SnapshotCalls<'_>,
+    place: &PathRef,
+) -> FsResult<Result<Inode, String>> {
     let dir = InodeRef::by_id(place.base);
     let ops =
         vec![Op::Lookup(place.clone()), Op::GetAttr(dir.clone()), Op::Access(dir, WRITE | EXEC)];

@@ -90,6 +90,8 @@ pub struct Effects {
     pub referred: Vec<ObjectId>,
     /// A file that the operation made without a name, and the directory.
     pub unnamed: Option<(InodeId, InodeId)>,
+    /// What the operation moved to the trash.
+    pub kept: Option<InodeId>,
     /// What it charges to quotas.
     pub charges: Charges,
     /// Change of the volume's figures: files, directories, bytes.
@@ -182,6 +184,7 @@ impl Effects {
         self.clones.clear();
         self.referred.clear();
         self.unnamed = None;
+        self.kept = None;
         self.charges.undo();
         self.usage = [0; 3];
     }

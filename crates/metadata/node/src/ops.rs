@@ -16,6 +16,7 @@
 //! | `ops/unlink.rs` | Unlink |
 //! | `ops/rmdir.rs` | RmDir |
 //! | `ops/rename.rs` | Rename |
+//! | `ops/relocate.rs` | what operations that move an entry have in common |
 //! | `ops/readdir.rs` | ReadDir, ReadDirPlus |
 //! | `ops/setattr.rs` | SetAttr: chmod, chown, truncate, utimes |
 //! | `ops/setflags.rs` | SetFlags: chattr |
@@ -53,6 +54,7 @@ pub mod open;
 pub mod policy;
 pub mod quota;
 pub mod readdir;
+mod relocate;
 pub mod rename;
 pub mod rmdir;
 pub mod setattr;

@@ -7,6 +7,7 @@
 //! | `view/inodes.rs` | inodes: which record a name or a number stands for |
 //! | `view/policies.rs` | effective policies: what the directories of a path say |
 //! | `view/quotas.rs` | charging quotas for what an operation changed |
+//! | `view/trash.rs` | where what is removed is kept |
 //! | `view/refs.rs` | opens, references to objects, chunks, extended attributes |
 //!
 //! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock
@@ -31,9 +32,11 @@ mod inodes;
 mod policies;
 mod quotas;
 mod refs;
+mod trash;
 
 pub use inodes::{At, InodeUse, LocatedInode, Planned, Spot, guard_of};
 pub use refs::Chunks;
+pub use trash::KeptPlace;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -133,7 +133,7 @@ fn inode(data: Data) -> Box<Inode> {
 }
 
 fn inode_with_policy() -> Box<Inode> {
-    let effective = Policy { consistency: Some(Consistency::Immutable), compression: None };
+    let effective = Policy { consistency: Some(Consistency::Immutable), ..Policy::default() };
     Box::new(Inode { effective, ..*inode(Data::None) })
 }
 

@@ -17,6 +17,7 @@ use kestrel_types::request::{Creds, DirEntry, Op, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
+use kestrel_types::trash::TrashTime;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -91,10 +92,17 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
     ];
     let codings =
         [None, Some(Compression::None), Some(Compression::Lz4), Some(Compression::Zstd(9))];
-    (prop::sample::select(values.to_vec()), prop::sample::select(codings.to_vec()), any::<bool>())
-        .prop_map(|(consistency, compression, in_use)| PolicyRecord {
-            own: Policy { consistency, compression },
+    let times = [None, Some(TrashTime::NONE), TrashTime::from_hours(168)];
+    let own = (
+        prop::sample::select(values.to_vec()),
+        prop::sample::select(codings.to_vec()),
+        prop::sample::select(times.to_vec()),
+    );
+    (own, any::<[bool; 2]>())
+        .prop_map(|((consistency, compression, trash), [removed, in_use])| PolicyRecord {
+            own: Policy { consistency, compression, trash },
             base: None,
+            removed,
             in_use,
         })
         .boxed()

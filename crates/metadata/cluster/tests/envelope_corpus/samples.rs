@@ -209,8 +209,8 @@ fn dirs() -> Vec<(&'static str, Message)> {
     };
     let named = Box::new([Named { group: false, id: 1001, perm: 7 }]);
     let acls = Acls::new(Some(AccessAcl { group_obj: 5, named }), None);
-    let own = Policy { consistency: Some(Consistency::Immutable), compression: None };
-    let policy = PolicyRecord { own, base: None, in_use: true };
+    let own = Policy { consistency: Some(Consistency::Immutable), ..Policy::default() };
+    let policy = PolicyRecord { own, in_use: true, ..PolicyRecord::default() };
     vec![
         ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
         ("fetch-by-id", fetch(Want::Id(5 << 24))),

@@ -27,7 +27,6 @@ use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use kestrel_types::stat::DirStat;
 
 use super::make;
-use super::rename::is_above;
 use super::snapshot::NewSnapshot;
 use crate::clones::SourceDir;
 use crate::history::at::GONE;
@@ -64,7 +63,7 @@ pub fn run(
             "the directory is another user's: `cp -a --reflink` copies what may be read",
         ));
     }
-    if at.is_none() && is_above(view, source, spot.dir.ino)? {
+    if at.is_none() && view.is_above(source, spot.dir.ino)? {
         return Err(fail(
             libc::EINVAL,
             "a directory cannot be cloned into itself: name another place, or a snapshot",
@@ -135,7 +134,8 @@ pub fn based(
 ) -> Run<(Inode, PolicyRecord, DirStat)> {
     let SourceDir { inode, stat, .. } = source;
     let said = inode.policy().map_err(|why| crate::stop::damaged("policy", &why))?;
-    let policy = PolicyRecord { own: said.own, base: NonZeroU64::new(clone.id), in_use: false };
+    let policy =
+        PolicyRecord { own: said.own, base: NonZeroU64::new(clone.id), ..PolicyRecord::default() };
     let mut new = Inode { ino, ctime: clone.created, ..inode.clone() };
     (new.change, new.data_change) = (clone.id, clone.id);
     new.set_policy(policy);

@@ -31,12 +31,14 @@ impl New {
 }
 
 /// Fails unless the name is free and the caller may create in the directory. In this order:
-/// `EEXIST`, then `EPERM` of an immutable tree, `EACCES`.
+/// `EEXIST`, then `EPERM` of an immutable tree, `ENOENT` if the directory has been removed and is
+/// in the trash, `EACCES`.
 pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
     if view.entry(spot.entry)?.is_some() {
         return Err(fail(libc::EEXIST, "the name exists"));
     }
     view.check_names_change(&spot.dir)?;
+    View::check_not_removed(&spot.dir)?;
     // Together: of the groups in an ACL one has to grant both.
     perm::check(creds, &spot.dir.guard, WRITE | EXEC)
 }

@@ -75,6 +75,7 @@ pub fn list(view: &View<'_>, inode: &Inode, names: &mut Vec<u8>) -> Run<()> {
         let listed = match field {
             PolicyField::Consistency => own.consistency.is_some() && !own.is_immutable(),
             PolicyField::Compression => own.compression.is_some(),
+            PolicyField::Trash => own.trash.is_some(),
         };
         if listed {
             names.extend_from_slice(XATTR_PREFIX);
@@ -102,6 +103,9 @@ pub fn set(
             }
             PolicyField::Compression => {
                 fail(libc::EINVAL, "kestrel.compression takes none, lz4, zstd or zstd:LEVEL")
+            }
+            PolicyField::Trash => {
+                fail(libc::EINVAL, "kestrel.trash takes none, or hours or days: 12h, 7d")
             }
         });
     }
@@ -205,7 +209,7 @@ pub fn tell(view: &mut View<'_>, op: &Op, answer: &mut Answer) -> Run<()> {
             if !matches!(op, Op::GetAttr(_) | Op::Parent(_)) {
                 return Ok(());
             }
-            inode.effective = view.handed_down_by(inode.ino)?;
+            inode.effective = view.handed_down_by(inode.ino)?.told();
         }
         Answer::Inode(inode) => {
             let (Op::GetAttr(asked) | Op::SetAttr(asked, _)) = op else { return Ok(()) };
@@ -228,7 +232,7 @@ fn named(view: &mut View<'_>, parent: InodeId, inode: &Inode) -> Run<Policy> {
     let above = view.handed_down(&dir)?;
     let is_dir = inode.kind == Kind::Dir;
     let own = if is_dir { view.own_policy(inode)?.own } else { Policy::default() };
-    let mut policy = own.over(above);
+    let mut policy = own.over(above).told();
     if !is_searched_by_all(&dir) || !is_dir && inode.nlink > 1 {
         policy.consistency = None;
     }

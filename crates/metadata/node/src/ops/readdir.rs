@@ -56,6 +56,7 @@ pub fn run_plus(
 
 /// Has a page of attributes say what counts for the names in it.
 pub fn tell_policy(answer: &mut Answer, policy: Policy) {
+    let policy = policy.told();
     if let Answer::EntriesPlus { entries, .. } = answer {
         entries.iter_mut().for_each(|(_, inode)| inode.effective = policy);
     }

@@ -7,26 +7,28 @@
 //! gets another parent needs write permission of itself, since its `..` changes (`EACCES`);
 //! `ESTALE` (another directory than expected); `ENOTEMPTY`.
 //!
+//! What is replaced below a directory with the policy `trash` moves to the trash in the same batch.
+//!
 //! Sets ctime of what moves and times of both directories. A replaced file that is open lives on
 //! without a name.
 //!
 //! Exclusive, so the walk up to the root that proves that no cycle forms stays true until the
 //! commit. One batch: after a crash it has happened or not.
 
-use kestrel_types::entry::Entry;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
-use kestrel_types::key::Table;
 use kestrel_types::name::PathRef;
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, RenameFlags};
 
+use super::relocate::{arrive, keep, leave};
 use super::rmdir::DirRemoval;
 use super::unlink::{Detach, check_removal};
 
 use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::stop::{Run, fail};
-use crate::view::{At, InodeUse, LocatedInode, Spot, View, encode_dir_id};
+use crate::view::{InodeUse, KeptPlace, LocatedInode, Spot, View};
 
 /// Runs the operation.
 pub fn run(
@@ -40,6 +42,7 @@ pub fn run(
         return Err(fail(libc::EINVAL, "no_replace and exchange exclude each other"));
     }
     view.need_exclusive()?;
+    view.effects.kept = None;
     let (a, b) = (view.spot(creds, from, true)?, view.spot(creds, to, true)?);
     let source =
         view.at_spot(&a, InodeUse::Write)?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
@@ -56,7 +59,8 @@ pub fn run(
     }
     check_permissions(creds, &a, &b, &source, target.as_ref(), flags)?;
     view.check_names_change(&a.dir)?;
-    view.check_names_change(&b.dir)?;
+    let policy = view.check_names_change(&b.dir)?;
+    View::check_not_removed(&b.dir)?;
     let (from_name, to_name) = (from.name.as_bytes(), to.name.as_bytes());
     if let (true, Some(target)) = (flags.exchange, &target) {
         view.begin()?;
@@ -68,7 +72,9 @@ pub fn run(
         return Ok(Answer::Renamed { moved, other, from: a.dir.ino, to: b.dir.ino });
     }
     let replaced = match target {
-        Some(target) => Some(Replaced::prepare(view, target, flags.replaced)?),
+        Some(target) => {
+            Some(Replaced::prepare(view, (&b, to_name, policy), target, flags.replaced)?)
+        }
         None => None,
     };
     view.begin()?;
@@ -93,12 +99,12 @@ fn check_cycles(
     if source.is_dir() || flags.exchange && target.is_some_and(LocatedInode::is_dir) {
         view.lock_dir_renames()?;
     }
-    if source.is_dir() && is_above(view, source.inode.ino, b.dir.ino)? {
+    if source.is_dir() && view.is_above(source.inode.ino, b.dir.ino)? {
         return Err(fail(libc::EINVAL, "a directory cannot move into itself"));
     }
     if let Some(target) = target
         && target.is_dir()
-        && is_above(view, target.inode.ino, a.dir.ino)?
+        && view.is_above(target.inode.ino, a.dir.ino)?
     {
         return Err(if flags.exchange {
             fail(libc::EINVAL, "a directory cannot move into itself")
@@ -107,19 +113,6 @@ fn check_cycles(
         });
     }
     Ok(())
-}
-
-/// Whether `above` is `dir` or one of the directories above it.
-pub fn is_above(view: &mut View<'_>, above: InodeId, mut dir: InodeId) -> Run<bool> {
-    loop {
-        if dir == above {
-            return Ok(true);
-        }
-        if dir == ROOT {
-            return Ok(false);
-        }
-        dir = view.dir(dir)?.parent;
-    }
 }
 
 fn check_permissions(
@@ -163,14 +156,27 @@ fn check_permissions(
 enum Replaced {
     File(Detach),
     Dir(DirRemoval),
+    /// It is kept in the trash; of a directory what is told of it.
+    Kept(LocatedInode, KeptPlace, Option<DirRemoval>),
 }
 
 impl Replaced {
-    fn prepare(view: &mut View<'_>, target: LocatedInode, expected: Option<InodeId>) -> Run<Self> {
-        if target.is_dir() {
-            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode, expected)?));
+    fn prepare(
+        view: &mut View<'_>,
+        (spot, name, policy): (&Spot, &[u8], Policy),
+        target: LocatedInode,
+        expected: Option<InodeId>,
+    ) -> Run<Self> {
+        let dir = match target.is_dir() {
+            true => Some(DirRemoval::prepare(view, &target.inode, expected)?),
+            false => None,
+        };
+        let kept = view.kept_place(policy, (&spot.dir, name), &target)?;
+        match (kept, dir) {
+            (Some(kept), dir) => Ok(Self::Kept(target, kept, dir)),
+            (None, Some(dir)) => Ok(Self::Dir(dir)),
+            (None, None) => Ok(Self::File(Detach::prepare(view, target)?)),
         }
-        Ok(Self::File(Detach::prepare(view, target)?))
     }
 
     /// Removes it from everywhere but the entry, which the source is going to take.
@@ -184,54 +190,10 @@ impl Replaced {
                 view.change_dir(spot.share, -1, -1, 0, true)?;
                 Ok(removal.apply(view, spot.dir.ino))
             }
+            Self::Kept(target, place, dir) => {
+                let kept = keep(view, spot, target, place)?;
+                Ok(dir.map_or(kept, |dir| dir.gone(view)))
+            }
         }
     }
-}
-
-fn bytes_here(found: &LocatedInode) -> i64 {
-    match found.at {
-        At::Name { .. } => found.inode.size.cast_signed(),
-        At::Dir(_) | At::Link { .. } => 0,
-    }
-}
-
-/// Takes what is at `spot` out of the directory's figures. The entry stays for the file that takes
-/// the place.
-fn leave(view: &mut View<'_>, spot: &Spot, found: &LocatedInode) -> Run<()> {
-    let dir = found.is_dir();
-    view.change_dir(spot.share, -1, -i64::from(dir), -bytes_here(found), true)?;
-    if dir {
-        let subdir = view.rows.cell(Table::Subdir, spot.dir.ino, &found.inode.ino.to_be_bytes());
-        view.put(subdir, Value::Absent);
-    }
-    Ok(())
-}
-
-/// Puts what came from elsewhere at `spot`.
-fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: LocatedInode) -> Run<()> {
-    let ino = found.inode.ino;
-    let dir = found.is_dir();
-    view.change_dir(spot.share, 1, i64::from(dir), bytes_here(&found), true)?;
-    found.inode.ctime = view.now;
-    found.inode.change = view.stamp;
-    if dir {
-        let dir_id = view.rows.cell(Table::DirId, ino, b"");
-        view.put(dir_id, Value::Bytes(encode_dir_id(spot.dir.ino, name)));
-        let subdir = view.rows.cell(Table::Subdir, spot.dir.ino, &ino.to_be_bytes());
-        view.put(subdir, Value::Bytes(Box::default()));
-        view.effects.dirs_changed.insert(ino);
-    }
-    match found.at {
-        At::Link { cell, .. } => {
-            let kind = found.inode.kind;
-            view.put(cell, Value::Inode(found.inode));
-            view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
-        }
-        At::Name { .. } => {
-            view.move_to(ino, spot.dir.ino, name);
-            view.put(spot.entry, Value::Entry(Entry::Inode(found.inode)));
-        }
-        At::Dir(_) => view.put(spot.entry, Value::Entry(Entry::Inode(found.inode))),
-    }
-    Ok(())
 }

@@ -12,6 +12,7 @@ use kestrel_types::key::Table;
 use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
+use super::relocate::keep;
 use super::unlink::check_removal;
 
 use crate::rows::{CellId, Value};
@@ -30,11 +31,18 @@ pub fn run(
     let found =
         view.at_spot(&spot, InodeUse::Write)?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;
-    view.check_names_change(&spot.dir)?;
+    let policy = view.check_names_change(&spot.dir)?;
     if !found.is_dir() {
         return Err(fail(libc::ENOTDIR, "rmdir removes directories only"));
     }
     let removal = DirRemoval::prepare(view, &found.inode, expected)?;
+    let name = place.name.as_bytes();
+    if let Some(kept) = view.kept_place(policy, (&spot.dir, name), &found)? {
+        view.begin()?;
+        view.put(spot.entry, Value::Absent);
+        keep(view, &spot, found, kept)?;
+        return Ok(Answer::Removed(Box::new(removal.gone(view))));
+    }
     view.begin()?;
     view.put(spot.entry, Value::Absent);
     view.change_dir(spot.share, -1, -1, 0, true)?;
@@ -64,18 +72,22 @@ impl DirRemoval {
 
     /// Deletes everything of it; what it was, without names.
     pub fn apply(self, view: &mut View<'_>, parent: u64) -> Inode {
-        let Self { mut inode, xattrs } = self;
-        let dir_id = view.rows.cell(Table::DirId, inode.ino, b"");
-        let subdir = view.rows.cell(Table::Subdir, parent, &inode.ino.to_be_bytes());
-        for cell in xattrs.into_iter().chain([dir_id, subdir]) {
+        let ino = self.inode.ino;
+        let dir_id = view.rows.cell(Table::DirId, ino, b"");
+        let subdir = view.rows.cell(Table::Subdir, parent, &ino.to_be_bytes());
+        for cell in self.xattrs.iter().copied().chain([dir_id, subdir]) {
             view.put(cell, Value::Absent);
         }
         for number in 0..view.shares_in_all() {
-            let cell = view.share_cell(inode.ino, view.share_home(number));
+            let cell = view.share_cell(ino, view.share_home(number));
             view.put(cell, Value::Absent);
         }
-        view.effects.dirs_changed.insert(inode.ino);
-        (inode.nlink, inode.ctime, inode.change) = (0, view.now, view.stamp);
-        inode
+        view.effects.dirs_changed.insert(ino);
+        self.gone(view)
+    }
+
+    /// What it was, without names.
+    pub fn gone(self, view: &View<'_>) -> Inode {
+        Inode { nlink: 0, ctime: view.now, change: view.stamp, ..self.inode }
     }
 }

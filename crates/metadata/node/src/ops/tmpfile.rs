@@ -25,6 +25,7 @@ pub fn run(
 ) -> Run<Answer> {
     let dir = view.dir(dir)?;
     view.check_names_change(&dir)?;
+    View::check_not_removed(&dir)?;
     perm::check(creds, &dir.guard, WRITE | EXEC)?;
     view.begin()?;
     let mut inode = make::inode(view, creds, &dir, b"", New::file(mode))?;

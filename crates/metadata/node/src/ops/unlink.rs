@@ -16,8 +16,8 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
+use super::relocate::keep;
 use crate::content::Removal;
-
 use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
@@ -30,9 +30,15 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let found =
         view.at_spot(&spot, InodeUse::Write)?.ok_or_else(|| fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;
-    view.check_names_change(&spot.dir)?;
+    let policy = view.check_names_change(&spot.dir)?;
     if found.is_dir() {
         return Err(fail(libc::EISDIR, "unlink does not remove directories"));
+    }
+    let name = place.name.as_bytes();
+    if let Some(kept) = view.kept_place(policy, (&spot.dir, name), &found)? {
+        view.begin()?;
+        view.put(spot.entry, Value::Absent);
+        return Ok(Answer::Removed(Box::new(keep(view, &spot, found, kept)?)));
     }
     let detach = Detach::prepare(view, found)?;
     view.begin()?;

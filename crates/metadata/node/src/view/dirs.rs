@@ -108,7 +108,16 @@ impl View<'_> {
             return Ok(planned.spot);
         }
         let (dir, known) = self.reach(creds, place)?;
-        let name = place.name.as_bytes();
+        let spot = self.spot_in(dir, place.name.as_bytes(), change)?;
+        if let Some(changed_at) = known {
+            *self.planned = Some(Planned { place, change, spot: spot.clone(), changed_at });
+        }
+        Ok(spot)
+    }
+
+    /// The place of a name in a directory that is known. `change` as in [`View::spot`].
+    #[inline]
+    pub(super) fn spot_in(&mut self, dir: Dentry, name: &[u8], change: bool) -> Run<Spot> {
         let hash = hash_entry(dir.ino, name);
         let home = self.home_of_hashed(dir.ino, name, hash);
         if change && !self.holds(home) {
@@ -116,11 +125,7 @@ impl View<'_> {
         }
         let entry = self.rows.cell_hashed(Table::Entry, dir.ino, name, hash);
         let share = if change { self.share_cell(dir.ino, home) } else { entry };
-        let spot = Spot { dir, hash, home, entry, share };
-        if let Some(changed_at) = known {
-            *self.planned = Some(Planned { place, change, spot: spot.clone(), changed_at });
-        }
-        Ok(spot)
+        Ok(Spot { dir, hash, home, entry, share })
     }
 
     /// The directory of a place, search permission checked on every one on the way; and, if the
@@ -178,6 +183,19 @@ impl View<'_> {
         Ok(dir)
     }
 
+    /// Whether `above` is `dir` or one of the directories above it.
+    pub fn is_above(&mut self, above: InodeId, mut dir: InodeId) -> Run<bool> {
+        loop {
+            if dir == above {
+                return Ok(true);
+            }
+            if dir == ROOT {
+                return Ok(false);
+            }
+            dir = self.dir(dir)?.parent;
+        }
+    }
+
     /// Stops unless the entry belongs to this worker.
     #[inline]
     pub fn need_home(&self, spot: &Spot) -> Run<()> {
@@ -188,7 +206,7 @@ impl View<'_> {
     }
 
     /// One step of a path.
-    fn walk(&mut self, dir: Dentry, name: &[u8], walked: usize) -> Run<Dentry> {
+    pub(super) fn walk(&mut self, dir: Dentry, name: &[u8], walked: usize) -> Run<Dentry> {
         if self.effects.dirs_changed.is_empty()
             && let Some((child, changed_at)) = self.core.replica.find_dir(dir.ino, name)
         {

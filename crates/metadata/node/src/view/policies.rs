@@ -136,10 +136,12 @@ impl View<'_> {
         dir.policy().map_err(|why| damaged("policy", &why))
     }
 
-    /// Fails with `EPERM` if the names in a directory stay as they are.
+    /// Fails with `EPERM` if the names in a directory stay as they are; what counts for them.
     #[inline]
-    pub fn check_names_change(&mut self, dir: &Dentry) -> Run<()> {
-        perm::check_policy(self.handed_down(dir)?)
+    pub fn check_names_change(&mut self, dir: &Dentry) -> Run<Policy> {
+        let policy = self.handed_down(dir)?;
+        perm::check_policy(policy)?;
+        Ok(policy)
     }
 
     /// What counts for an inode that a request names and changes: fails with `EPERM` if it stays as

@@ -4,8 +4,9 @@
 //!   its user, its group and the volume.
 //! - A file in table `link` belongs to no directory. Its *home*, a row of table `quota`, names the
 //!   directory with the quota that counts its bytes: of the name it had when it came there.
-//! - As under project quotas of XFS, neither a directory nor a file that has or had several names
-//!   moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`.
+//! - As under project quotas of XFS, neither a directory with entries nor a file that has or had
+//!   several names moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. Such a
+//!   file may move to the trash, where its bytes count as before.
 
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ impl View<'_> {
         }
         if table.dirs > 0 {
             self.charge_homes(&mut sums, &changes, &gone)?;
-            self.check_edges(&gone, &come)?;
+            self.check_edges(&table, &gone, &come)?;
         }
         let changes = sums.changes;
         let owners = owners(request);
@@ -146,16 +147,22 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Fails with `EXDEV` if a directory, or a file in table `link`, comes under other quotas.
-    fn check_edges(&mut self, gone: &[Name], come: &[Name]) -> Run<()> {
+    /// Fails with `EXDEV` if a directory that is not empty, or a file in table `link`, comes under
+    /// other quotas.
+    fn check_edges(&mut self, table: &QuotaTable, gone: &[Name], come: &[Name]) -> Run<()> {
         for Name { counted, under } in come {
             let before = gone.iter().find(|name| name.counted.ino == counted.ino);
             let was_under = match before {
-                Some(before) if counted.is_dir || counted.owner.is_none() => before.under,
-                None if counted.owner.is_none() => self.home(counted.ino)?,
+                Some(before) if counted.is_dir => before.under,
+                _ if counted.owner.is_none() => self.home(counted.ino)?,
                 _ => continue,
             };
-            if was_under != *under {
+            let moves = match counted.is_dir {
+                true => was_under == *under || self.is_plain_and_empty(table, counted.ino)?,
+                // In the trash its bytes count where they did.
+                false => was_under == *under || self.effects.kept == Some(counted.ino),
+            };
+            if !moves {
                 return Err(fail(
                     libc::EXDEV,
                     "a directory, or a file with several names, does not move over the edge of a \
@@ -164,6 +171,11 @@ impl View<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a directory has neither entries nor a quota.
+    fn is_plain_and_empty(&mut self, table: &QuotaTable, dir: InodeId) -> Run<bool> {
+        Ok(table.dir(dir).is_none() && self.figures(dir)?.children == 0)
     }
 
     /// The directory of the quota that counts the bytes of a file in table `link`.

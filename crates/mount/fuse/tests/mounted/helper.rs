@@ -10,6 +10,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use kestrel_fuse::null::{NullFs, NullOptions};
 use kestrel_fuse::{Mount, MountOptions, Session};
 
+use crate::kit::TempDir;
+
 /// Environment variables of the helper.
 const DIR: &str = "KESTREL_FUSE_TEST_DIR";
 const OPTIONS: &str = "KESTREL_FUSE_TEST_OPTIONS";
@@ -18,13 +20,22 @@ const OPTIONS: &str = "KESTREL_FUSE_TEST_OPTIONS";
 pub struct Helper {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
+    /// What it executes.
+    _programs: TempDir,
 }
 
 impl Helper {
     /// Starts a server of the null file system on `dir` as user `uid`, with options as of
     /// `mount -o`. Returns when it serves, or with what it complains about.
     pub fn serve(dir: &Path, options: &str, uid: u32) -> Result<Helper, String> {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        // Another user need not be able to reach the directory that this was built in. A copy that
+        // this process writes itself may be open in a child of another test when it is executed.
+        let programs = TempDir::new();
+        let program = programs.path().join("helper");
+        let copy = ["-m", "755"].map(Into::into).into_iter();
+        let copy = copy.chain([std::env::current_exe().unwrap(), program.clone()]);
+        assert!(Command::new("install").args(copy).status().unwrap().success());
+        let mut command = Command::new(program);
         command
             .args(["--exact", "helper::serve", "--ignored", "--nocapture", "--test-threads", "1"])
             .env(DIR, dir)
@@ -35,7 +46,7 @@ impl Helper {
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut helper = Helper { child, lines };
+        let mut helper = Helper { child, lines, _programs: programs };
         loop {
             let line = helper.line();
             if line == "serving" {

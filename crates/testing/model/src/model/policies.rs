@@ -78,8 +78,9 @@ impl Model {
         };
         let fits = |dir: u64, is_kept: bool| {
             let right = own.over(self.handed_down(dir));
-            let Policy { consistency, compression } = real.effective;
-            (consistency.is_none() || is_kept && consistency == right.consistency)
+            let Policy { consistency, compression, trash } = real.effective;
+            trash.is_none()
+                && (consistency.is_none() || is_kept && consistency == right.consistency)
                 && (compression.is_none() || compression == right.compression)
         };
         let right = match dir {
