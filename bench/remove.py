@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long removing a tree takes: `kestrel rm -r` until the prompt, and until the last row is gone,
-beside rm(1) on the mount and on the local file system; and how much a process that creates files
-is slowed down meanwhile.
+beside rm(1) on the mount and on the local file system; how much a process that creates files is
+slowed down meanwhile; and the same removals into the trash, and out of it again.
 
     bench/remove.py             10,000 files: writes target/bench/remove.json, remove.svg
     bench/remove.py --full      100,000
@@ -64,7 +64,7 @@ def measured(mount, count, rounds):
         fill(f"{mount}/tree", count)
         begun = time.perf_counter()
         found["prompt"].append(timed(KESTREL, "rm", "-r", f"{mount}/tree"))
-        wait_gone(f"{mount}/.trash")
+        wait_gone(f"{mount}/.trash/removing")
         found["rows gone"].append(time.perf_counter() - begun)
         fill(f"{mount}/tree", count)
         found["rm, mount"].append(timed("rm", "-r", f"{mount}/tree"))
@@ -72,10 +72,26 @@ def measured(mount, count, rounds):
         fill(f"{mount}/tree", count)
         run(KESTREL, "rm", "-r", f"{mount}/tree")
         rates["beside"].append(creates(f"{mount}/beside{number}"))
-        wait_gone(f"{mount}/.trash")
+        wait_gone(f"{mount}/.trash/removing")
         for name in ("alone", "beside"):
             run("rm", "-r", f"{mount}/{name}{number}")
     return found, rates
+
+
+def kept(mount, count, rounds):
+    """Seconds of removals into the trash, and of restoring what they removed."""
+    found = {f"{what}, {how}": [] for how in ("prompt", "rm") for what in ("kept", "restored")}
+    top = f"{mount}/kept"
+    os.mkdir(top)
+    run(KESTREL, "policy", "set", top, "trash=1h")
+    for _ in range(rounds):
+        fill(f"{top}/tree", count)
+        for how, removal in (("prompt", (KESTREL, "rm", "-r")), ("rm", ("rm", "-r"))):
+            found[f"kept, {how}"].append(timed(*removal, f"{top}/tree"))
+            found[f"restored, {how}"].append(timed(KESTREL, "trash", "restore", f"{top}/tree"))
+        run("mv", f"{top}/tree", f"{mount}/tree")
+        run(KESTREL, "rm", "-r", "--eager", f"{mount}/tree")
+    return found
 
 
 def rows_of(scratch, count, rounds):
@@ -85,6 +101,7 @@ def rows_of(scratch, count, rounds):
     run(KESTREL, "mount", volume, mount)
     try:
         found, rates = measured(mount, count, rounds)
+        found |= kept(mount, count, rounds)
     finally:
         run(KESTREL, "umount", mount)
     local = Local(scratch).dir
@@ -133,7 +150,7 @@ def main():
     try:
         rows, beside = rows_of(scratch, 100_000 if wanted.full else 10_000, wanted.rounds)
         for row in rows:
-            print(f'{row["what"]:12} {row["files"]:8} files {row["seconds"]:9.3f} s')
+            print(f'{row["what"]:16} {row["files"]:8} files {row["seconds"]:9.3f} s')
         print(beside)
     finally:
         take_away(scratch)

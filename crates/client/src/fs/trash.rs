@@ -28,7 +28,7 @@ use super::{Caller, Fs, into_bytes, into_inode, plain, unexpected};
 const PAGE_ENTRIES: usize = 1024;
 
 /// Longest time between two looks for what has expired.
-const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How many directories lie above each other at most where a loop would be damage.
 const DEPTH_MAX: usize = 4096;

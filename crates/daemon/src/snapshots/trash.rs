@@ -5,12 +5,12 @@
 //! | --- | --- | --- |
 //! | `trash-list` | `after` | a page: `entries`, `last`, `end` |
 //! | `trash-paths` | `dirs`: numbers | a list of places, see [`Trail`] |
-//! | `trash-restore` | `item`, `dir`, `name`, `replace` | `restored`, `gone` or `taken` |
+//! | `trash-restore` | `items` with `item`, `to`, `name`; `replace` | see [`restore`] |
 //! | `trash-remove` | `items` | how many of them are removed |
 
 use std::collections::HashMap;
 
-use kestrel_client::fs::{into_inode, unexpected};
+use kestrel_client::fs::{into_inode, unanswered, unexpected};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
@@ -44,7 +44,7 @@ const DEPTH_MAX: usize = 4096;
 /// # Errors
 /// In words.
 pub fn answer(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
-    let fail = |why: FsError| why.reason.to_string();
+    let fail = in_words;
     match question["act"].as_str() {
         Some("trash-list") => list(calls, after_of(question)?).map_err(fail),
         Some("trash-paths") => {
@@ -191,77 +191,144 @@ struct Item {
     inode: Inode,
 }
 
-/// What a question calls an item; `None` if it is not in the trash (any more).
-fn item_of(calls: &SnapshotCalls<'_>, name: &[u8]) -> Result<Option<Item>, String> {
-    let fail = |why: FsError| why.reason.to_string();
-    let kept = KeptName::decode(name).ok_or("the question names nothing that is in the trash")?;
-    let Some(dir) = calls.fs().kept_dir().map_err(fail)? else { return Ok(None) };
-    let place = PathRef::new(dir, Name::new(name).map_err(fail)?);
-    let looked_up = Op::Lookup(place.clone());
-    let found = SnapshotCalls::as_root(calls.fs()).ask(None, looked_up).and_then(into_inode);
-    match found {
-        Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => Ok(None),
-        Err(why) => Err(fail(why)),
-        Ok(inode) if !calls.owns(&inode) => Err("it belongs to another user".into()),
-        Ok(inode) => Ok(Some(Item { name: kept, place, inode })),
+/// How something ends that a question names; in words where it is not done.
+type Ended<T> = Result<T, String>;
+
+const NOT_KEPT: &str = "it is not in the trash any more";
+
+fn in_words(why: FsError) -> String {
+    why.reason.to_string()
+}
+
+/// What a question calls items, one by one.
+fn items_of(calls: &SnapshotCalls<'_>, names: &[Vec<u8>]) -> FsResult<Vec<Ended<Item>>> {
+    let Some(dir) = calls.fs().kept_dir()? else {
+        return Ok(names.iter().map(|_| Err(NOT_KEPT.into())).collect());
+    };
+    let places: Vec<Option<(KeptName, PathRef)>> = names
+        .iter()
+        .map(|name| Some((KeptName::decode(name)?, PathRef::new(dir, Name::new(name).ok()?))))
+        .collect();
+    let ops = places.iter().flatten().map(|(_, place)| Op::Lookup(place.clone())).collect();
+    let mut found = SnapshotCalls::as_root(calls.fs()).ask_many(None, ops).into_iter();
+    let items = places.into_iter().map(|place| {
+        let (name, place) = place.ok_or("the question names nothing that is in the trash")?;
+        match found.next().unwrap_or_else(|| Err(unanswered())).and_then(into_inode) {
+            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => Err(NOT_KEPT.into()),
+            Err(why) => Err(in_words(why)),
+            Ok(inode) if !calls.owns(&inode) => Err("it belongs to another user".into()),
+            Ok(inode) => Ok(Item { name, place, inode }),
+        }
+    });
+    Ok(items.collect())
+}
+
+/// A directory that something is restored to.
+#[derive(Clone)]
+enum Destination {
+    Open,
+    Gone,
+    Closed(String),
+}
+
+fn destination(calls: &SnapshotCalls<'_>, dir: InodeId) -> FsResult<Destination> {
+    Ok(match calls.ask(None, Op::Access(InodeRef::by_id(dir), WRITE | EXEC)) {
+        Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => Destination::Gone,
+        Err(why) => {
+            Destination::Closed(format!("the directory that it goes to: {}", in_words(why)))
+        }
+        Ok(_) if calls.fs().is_in_trash(dir)? => Destination::Gone,
+        Ok(_) => Destination::Open,
+    })
+}
+
+/// The name that an item gets.
+fn name_for(item: &Item, wanted: &Value) -> Ended<Name> {
+    match (wanted["name"].is_null(), item.name.is_cut) {
+        (false, _) => name_of(wanted, "name"),
+        (true, false) => Name::new(&item.name.name).map_err(in_words),
+        (true, true) => {
+            Err("the trash has only the beginning of its name; --to restores that".into())
+        }
     }
 }
 
-/// Answers `trash-restore`: an item gets a name again, by default the one it had in the directory
-/// that it was in. `gone`: there is no such directory (any more).
+/// Answers `trash-restore`: items get names again, by default those they had in the directories
+/// that they were in. None of them is in another one. `gone`: there is no such directory (any
+/// more). `taken`: something else has the name.
 fn restore(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
-    let fail = |why: FsError| why.reason.to_string();
-    let name = path_bytes(&question["item"]).ok_or("the question names no item")?;
-    let item = item_of(calls, &name)?.ok_or("it is not in the trash any more")?;
-    let name = match (question["name"].is_null(), item.name.is_cut) {
-        (false, _) => name_of(question, "name")?,
-        (true, false) => Name::new(&item.name.name).map_err(fail)?,
-        (true, true) => {
-            return Err(
-                "the trash has only the beginning of its name: give it one with --to".into()
-            );
-        }
-    };
-    let dir = question["to"].as_u64().unwrap_or(item.name.parent);
-    match calls.ask(None, Op::Access(InodeRef::by_id(dir), WRITE | EXEC)) {
-        Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => {
-            return Ok(json!({ "gone": true }));
-        }
-        Err(why) => return Err(format!("the directory that it goes to: {}", why.reason)),
-        Ok(_) if calls.fs().is_in_trash(dir).map_err(fail)? => return Ok(json!({ "gone": true })),
-        Ok(_) => {}
-    }
-    let place = PathRef::new(dir, name);
+    let wanted = question["items"].as_array().map_or(&[][..], Vec::as_slice);
+    let wanted = &wanted[..wanted.len().min(PAGE_ENTRIES)];
+    let names = wanted.iter().map(|one| path_bytes(&one["item"]).unwrap_or_default());
+    let items = items_of(calls, &names.collect::<Vec<_>>()).map_err(in_words)?;
     let is_replacing = question["replace"] == true;
-    if is_replacing {
-        match may_leave(calls, &place) {
-            Ok(Ok(_)) | Err(FsError { errno: libc::ENOENT, .. }) => {}
-            Ok(Err(why)) => return Err(format!("what has the name now stays: {why}")),
-            Err(why) => return Err(fail(why)),
-        }
+    let mut destinations: HashMap<InodeId, Destination> = HashMap::new();
+    let (mut ended, mut ops) = (Vec::with_capacity(wanted.len()), Vec::new());
+    for (item, wanted) in items.into_iter().zip(wanted) {
+        let place = item.and_then(|item| {
+            let dir = wanted["to"].as_u64().unwrap_or(item.name.parent);
+            let found = match destinations.get(&dir) {
+                Some(found) => found.clone(),
+                None => {
+                    let found = destination(calls, dir).map_err(in_words)?;
+                    destinations.entry(dir).or_insert(found).clone()
+                }
+            };
+            match found {
+                Destination::Gone => return Ok(None),
+                Destination::Closed(why) => return Err(why),
+                Destination::Open => {}
+            }
+            let place = PathRef::new(dir, name_for(&item, wanted)?);
+            if is_replacing {
+                match may_leave(calls, &place) {
+                    Ok(Ok(_)) | Err(FsError { errno: libc::ENOENT, .. }) => {}
+                    Ok(Err(why)) => return Err(format!("what has the name now stays: {why}")),
+                    Err(why) => return Err(in_words(why)),
+                }
+            }
+            Ok(Some((item, place)))
+        });
+        let flags = RenameFlags { no_replace: !is_replacing, ..RenameFlags::default() };
+        ended.push(match place {
+            Ok(Some((item, place))) => {
+                // Only the superuser can reach into the trash; what the caller may do was looked
+                // at.
+                ops.push(Op::Rename(item.place, place, flags));
+                None
+            }
+            Ok(None) => Some(json!({ "gone": true })),
+            Err(why) => Some(json!({ "why": why })),
+        });
     }
-    let flags = RenameFlags { no_replace: !is_replacing, ..RenameFlags::default() };
-    // Only the superuser can reach into the trash; what the caller may do was looked at.
-    let rename = Op::Rename(item.place, place, flags);
-    match SnapshotCalls::as_root(calls.fs()).ask(None, rename) {
-        Ok(_) => Ok(json!({ "restored": item.inode.ino })),
-        Err(FsError { errno: libc::EEXIST, .. }) => Ok(json!({ "taken": true })),
-        Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => Ok(json!({ "gone": true })),
-        Err(why) => Err(fail(why)),
-    }
+    let mut renamed = SnapshotCalls::as_root(calls.fs()).ask_many(None, ops).into_iter();
+    let ended = ended.into_iter().map(|ended| {
+        ended.unwrap_or_else(|| match renamed.next().unwrap_or_else(|| Err(unanswered())) {
+            Ok(_) => json!({ "restored": true }),
+            Err(FsError { errno: libc::EEXIST, .. }) => json!({ "taken": true }),
+            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => json!({ "gone": true }),
+            Err(why) => json!({ "why": in_words(why) }),
+        })
+    });
+    Ok(ended.collect())
 }
 
 /// Answers `trash-remove`.
 fn remove(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
+    let names = question["items"].as_array().into_iter().flatten().take(PAGE_ENTRIES);
+    let names: Vec<Vec<u8>> = names.map(|name| path_bytes(name).unwrap_or_default()).collect();
     let mut removed = 0_u64;
-    for name in question["items"].as_array().into_iter().flatten().take(PAGE_ENTRIES) {
-        let name = path_bytes(name).ok_or("the question names no item")?;
-        let Some(item) = item_of(calls, &name)? else { continue };
+    for item in items_of(calls, &names).map_err(in_words)? {
+        let item = match item {
+            Ok(item) => item,
+            // Somebody else was faster.
+            Err(why) if why == NOT_KEPT => continue,
+            Err(why) => return Err(why),
+        };
         match calls.fs().remove_kept(&item.place, &item.inode) {
             Ok(()) => removed += 1,
-            // Somebody else was faster.
             Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => {}
-            Err(why) => return Err(why.reason.to_string()),
+            Err(why) => return Err(in_words(why)),
         }
     }
     Ok(json!(removed))

@@ -14,6 +14,10 @@ use super::super::print_json;
 use super::super::snapshot::KeyArgs;
 use super::VERB;
 use super::kept::{KeptEntry, Trash, is_at_or_below};
+use crate::progress::Progress;
+
+/// Entries that are restored for one question.
+const RESTORED_AT_ONCE: usize = 256;
 
 /// Most names that are tried for what keeps beside what has its name.
 const NAMES_TRIED: u32 = 1000;
@@ -62,7 +66,25 @@ enum Taken {
 /// How one entry ended.
 enum Ended {
     Restored,
+    Taken,
     Left(String),
+}
+
+impl Ended {
+    fn of(answer: &Value) -> Self {
+        if answer["restored"] == true {
+            return Self::Restored;
+        }
+        if answer["taken"] == true {
+            return Self::Taken;
+        }
+        if answer["gone"] == true {
+            let why = "the directory that it was in is not there; restore that first, or use --to";
+            return Self::Left(why.into());
+        }
+        let why = answer["why"].as_str();
+        Self::Left(why.unwrap_or("the serving process did not say what became of it").into())
+    }
 }
 
 /// Restores it.
@@ -83,13 +105,27 @@ pub fn run(args: &RestoreArgs) -> Result<ExitStatus, Failure> {
         });
     }
     let (mut restored, mut left) = (Vec::new(), Vec::new());
-    for (path, entry) in &chosen {
-        // What was below a directory that goes elsewhere goes there with it.
-        let dir = to.filter(|_| *path == trash.below());
-        match restore(&mut trash, args, entry, dir)? {
-            Ended::Restored => restored.push(*entry),
-            Ended::Left(why) => left.push((*entry, why)),
+    let mut progress = Progress::new();
+    for some in in_order(&chosen) {
+        let item = |(path, entry): &(&[u8], &KeptEntry)| {
+            // What was below a directory that goes elsewhere goes there with it.
+            let to = to.filter(|_| *path == trash.below());
+            json!({ "item": path_value(&entry.item), "to": to })
+        };
+        let items: Vec<Value> = some.iter().map(item).collect();
+        let answers = trash.ask(json!({ "act": "trash-restore", "items": items }))?;
+        for (number, (_, entry)) in some.iter().enumerate() {
+            let ended = match Ended::of(&answers[number]) {
+                Ended::Taken => restore_taken(&mut trash, args, entry, &items[number])?,
+                ended => ended,
+            };
+            match ended {
+                Ended::Restored => restored.push(*entry),
+                Ended::Left(why) => left.push((*entry, why)),
+                Ended::Taken => left.push((*entry, "all names like it are taken, too".into())),
+            }
         }
+        progress.tick("restored", restored.len() as u64);
     }
     if args.json {
         let shown = |entry: &KeptEntry| path_value(trash.shown(entry).as_bytes());
@@ -133,50 +169,45 @@ fn chosen<'a>(
     all
 }
 
-fn restore(
+/// Entries that are restored at once, a directory before what was below it.
+fn in_order<'a>(chosen: &BTreeMap<&'a [u8], &'a KeptEntry>) -> Vec<Vec<(&'a [u8], &'a KeptEntry)>> {
+    let mut by_depth: BTreeMap<usize, Vec<(&[u8], &KeptEntry)>> = BTreeMap::new();
+    for (path, entry) in chosen {
+        let depth = path.iter().filter(|byte| **byte == b'/').count();
+        by_depth.entry(depth).or_default().push((path, entry));
+    }
+    let same_depth = by_depth.values();
+    same_depth.flat_map(|all| all.chunks(RESTORED_AT_ONCE)).map(<[_]>::to_vec).collect()
+}
+
+/// Restores what has its name taken, as the arguments or the user say.
+fn restore_taken(
     trash: &mut Trash,
     args: &RestoreArgs,
     entry: &KeptEntry,
-    to: Option<u64>,
+    item: &Value,
 ) -> Result<Ended, Failure> {
-    let mut question = json!({ "act": "trash-restore", "item": path_value(&entry.item) });
-    if let Some(dir) = to {
-        question["to"] = dir.into();
-    }
-    let answer = match trash.ask(question.clone()) {
-        Ok(answer) => answer,
-        Err(why) => return Ok(Ended::Left(why.reason().to_string())),
+    let shown = trash.shown(entry);
+    let mut ask = |item: &Value, is_replacing: bool| {
+        let question = json!({ "act": "trash-restore", "items": [item], "replace": is_replacing });
+        trash.ask(question).map(|answers| Ended::of(&answers[0]))
     };
-    if answer["gone"] == true {
-        return Ok(Ended::Left(
-            "the directory that it was in is not there; restore that first, or use --to DIR".into(),
-        ));
-    }
-    if answer["taken"] != true {
-        return Ok(Ended::Restored);
-    }
-    match taken(trash, args, entry)? {
+    match taken(args, &shown)? {
         Taken::Skip => Ok(Ended::Left(
             "something else has the name now; --replace and --keep-both restore it all the same"
                 .into(),
         )),
-        Taken::Replace => {
-            question["replace"] = true.into();
-            Ok(match trash.ask(question) {
-                Ok(_) => Ended::Restored,
-                Err(why) => Ended::Left(why.reason().to_string()),
-            })
-        }
+        Taken::Replace => ask(item, true),
         Taken::KeepBoth => {
+            let mut item = item.clone();
             for number in 1..NAMES_TRIED {
-                question["name"] = path_value(&beside(&entry.name, number));
-                match trash.ask(question.clone()) {
-                    Ok(answer) if answer["taken"] == true => {}
-                    Ok(_) => return Ok(Ended::Restored),
-                    Err(why) => return Ok(Ended::Left(why.reason().to_string())),
+                item["name"] = path_value(&beside(&entry.name, number));
+                match ask(&item, false)? {
+                    Ended::Taken => {}
+                    ended => return Ok(ended),
                 }
             }
-            Ok(Ended::Left("all names like it are taken, too".into()))
+            Ok(Ended::Taken)
         }
     }
 }
@@ -191,7 +222,8 @@ fn beside(name: &[u8], number: u32) -> Vec<u8> {
     [&name[..name.len().min(room)], suffix.as_bytes()].concat()
 }
 
-fn taken(trash: &Trash, args: &RestoreArgs, entry: &KeptEntry) -> Result<Taken, Failure> {
+/// What is done where the name of `shown` is taken.
+fn taken(args: &RestoreArgs, shown: &str) -> Result<Taken, Failure> {
     if args.replace {
         return Ok(Taken::Replace);
     }
@@ -203,7 +235,7 @@ fn taken(trash: &Trash, args: &RestoreArgs, entry: &KeptEntry) -> Result<Taken, 
     }
     let fail = |why: io::Error| Failure::new(VERB, why);
     loop {
-        eprint!("{}: the name is taken; (r)eplace, (k)eep both, (s)kip? ", trash.shown(entry));
+        eprint!("{shown}: the name is taken; (r)eplace, (k)eep both, (s)kip? ");
         io::stderr().flush().map_err(fail)?;
         let mut line = String::new();
         if io::stdin().lock().read_line(&mut line).map_err(fail)? == 0 {
