@@ -90,7 +90,7 @@ pub struct Effects {
     pub referred: Vec<ObjectId>,
     /// A file that the operation made without a name, and the directory.
     pub unnamed: Option<(InodeId, InodeId)>,
-    /// What the operation moved to the trash.
+    /// What the operation moved to the trash, or a removed directory that it took out.
     pub kept: Option<InodeId>,
     /// What it charges to quotas.
     pub charges: Charges,

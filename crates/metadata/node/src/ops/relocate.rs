@@ -53,6 +53,7 @@ pub fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: LocatedI
         let record = view.own_policy(&found.inode)?;
         if record.removed {
             found.inode.set_policy(PolicyRecord { removed: false, ..record });
+            view.effects.kept = Some(found.inode.ino);
         }
     }
     put_at(view, spot, name, found)

@@ -4,9 +4,9 @@
 //!   its user, its group and the volume.
 //! - A file in table `link` belongs to no directory. Its *home*, a row of table `quota`, names the
 //!   directory with the quota that counts its bytes: of the name it had when it came there.
-//! - As under project quotas of XFS, neither a directory with entries nor a file that has or had
-//!   several names moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. Such a
-//!   file may move to the trash, where its bytes count as before.
+//! - As under project quotas of XFS, neither a directory nor a file that has or had several names
+//!   moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. What is removed moves
+//!   to the trash all the same, and out of it; bytes of such a file count there as before.
 
 use std::sync::Arc;
 
@@ -147,8 +147,7 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Fails with `EXDEV` if a directory that is not empty, or a file in table `link`, comes under
-    /// other quotas.
+    /// Fails with `EXDEV` if a directory, or a file in table `link`, comes under other quotas.
     fn check_edges(&mut self, table: &QuotaTable, gone: &[Name], come: &[Name]) -> Run<()> {
         for Name { counted, under } in come {
             let before = gone.iter().find(|name| name.counted.ino == counted.ino);
@@ -157,12 +156,9 @@ impl View<'_> {
                 _ if counted.owner.is_none() => self.home(counted.ino)?,
                 _ => continue,
             };
-            let moves = match counted.is_dir {
-                true => was_under == *under || self.is_plain_and_empty(table, counted.ino)?,
-                // In the trash its bytes count where they did.
-                false => was_under == *under || self.effects.kept == Some(counted.ino),
-            };
-            if !moves {
+            // A directory that is kept is empty; bytes of a file count in the trash where they did.
+            let is_kept = self.effects.kept == Some(counted.ino);
+            if was_under != *under && !(is_kept && table.dir(counted.ino).is_none()) {
                 return Err(fail(
                     libc::EXDEV,
                     "a directory, or a file with several names, does not move over the edge of a \
@@ -171,11 +167,6 @@ impl View<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Whether a directory has neither entries nor a quota.
-    fn is_plain_and_empty(&mut self, table: &QuotaTable, dir: InodeId) -> Run<bool> {
-        Ok(table.dir(dir).is_none() && self.figures(dir)?.children == 0)
     }
 
     /// The directory of the quota that counts the bytes of a file in table `link`.
