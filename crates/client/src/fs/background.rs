@@ -350,7 +350,9 @@ fn tidy(fs: &Weak<Fs>, stop: &Stop) {
             log::warn!("removing what is in /.trash/removing: {error}");
         }
         if let Err(error) = fs.remove_expired(stop, &mut look) {
-            log::warn!("removing what has expired in /.trash/kept, tried again soon: {error}");
+            log::warn!(
+                "removing what has expired in /.trash/kept, tried again in a minute: {error}"
+            );
         }
     }
 }

@@ -18,17 +18,20 @@ use kestrel_types::policy::{Policy, XATTR_EFFECTIVE, XATTR_PREFIX};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op};
 use kestrel_types::trash::{KEPT, KeptName, TRASH};
 
-use super::background::{Stop, stopped_after};
+use super::background::Stop;
 use super::tree_removal::{
-    FOREIGN_TRASH, TRASH_MODE, TakenTree, in_place, is_trash_dir, trash_path,
+    FOREIGN_TRASH, RETRY, TRASH_MODE, TakenTree, in_place, is_trash_dir, trash_path,
 };
-use super::{Caller, Fs, into_bytes, into_inode, plain, unexpected};
+use super::{Caller, Done, Fs, into_bytes, into_inode, plain, unexpected};
 
 /// Entries that are looked at for one request.
 const PAGE_ENTRIES: usize = 1024;
 
 /// Longest time between two looks for what has expired.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often the directories of the trash are made anew when they go meanwhile.
+const TRIES_MAX: u32 = 8;
 
 /// How many directories lie above each other at most where a loop would be damage.
 const DEPTH_MAX: usize = 4096;
@@ -62,10 +65,11 @@ impl Fs {
     }
 
     /// Makes the directory for what is kept, unless it is there; then calls `then`.
-    pub(super) fn with_kept_dir(
-        self: &Arc<Self>,
-        then: impl FnOnce(FsResult<()>) + Send + 'static,
-    ) {
+    pub(super) fn with_kept_dir(self: &Arc<Self>, then: Done<()>) {
+        self.with_kept_dir_tried(TRIES_MAX, then);
+    }
+
+    fn with_kept_dir_tried(self: &Arc<Self>, tries: u32, then: Done<()>) {
         if self.metadata.is_subtree() {
             return then(Err(NOT_FROM_HERE));
         }
@@ -77,7 +81,16 @@ impl Fs {
         };
         let fs = self.clone();
         self.with_trash_dir(trash, move |made| match made {
-            Ok(()) => fs.with_trash_dir(kept, then),
+            Ok(()) => {
+                let again = fs.clone();
+                fs.with_trash_dir(kept, move |made| match made {
+                    // The background work removes a trash with nothing in it.
+                    Err(FsError { errno: libc::ENOENT, .. }) if tries > 1 => {
+                        again.with_kept_dir_tried(tries - 1, then);
+                    }
+                    made => then(made),
+                });
+            }
             Err(error) => then(Err(error)),
         });
     }
@@ -237,9 +250,10 @@ impl Fs {
             Err(error) if error == FOREIGN_TRASH => return Ok(()),
             Err(error) => return Err(error),
         };
-        let (mut after, mut first_error) = (None, None);
-        while !stopped_after(stop, Duration::ZERO) {
-            let (entries, end) = self.page_of(dir, after, PAGE_ENTRIES)?;
+        let (mut after, mut first_error, mut pace) = (None, None, self.pace());
+        loop {
+            let begun = Instant::now();
+            let (entries, end) = self.page_of(dir, after, pace.names())?;
             after = entries.last().map(|entry| entry.name.clone());
             let now = (self.clock.now().max(0) / SECOND).cast_unsigned();
             let mut all_expired = true;
@@ -257,6 +271,7 @@ impl Fs {
                     _ => files.push(Op::Unlink(place)),
                 }
             }
+            let own = (files.len() + trees.len() + 1) as u64;
             for reply in self.replies(&Creds::root(), files) {
                 if let Err(error) = plain(reply) {
                     first_error = first_error.or(Some(error));
@@ -270,9 +285,12 @@ impl Fs {
                     Ok(_) => {}
                 }
             }
-            if end || !all_expired {
+            if end || !all_expired || self.rests(&mut pace, (begun, own), stop) {
                 break;
             }
+        }
+        if first_error.is_some() {
+            *look = Some(Instant::now() + RETRY);
         }
         first_error.map_or(Ok(()), Err)
     }

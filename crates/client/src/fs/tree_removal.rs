@@ -60,7 +60,7 @@ const LISTINGS_MAX: u32 = 8;
 
 /// Time until what could not be removed is tried again: what somebody has to change first, and what
 /// other nodes did not answer in time.
-const RETRY: Duration = Duration::from_secs(60);
+pub(super) const RETRY: Duration = Duration::from_secs(60);
 const RETRY_SOON: Duration = Duration::from_secs(2);
 
 pub(super) const FOREIGN_TRASH: FsError =
@@ -394,7 +394,7 @@ impl TreeRemoval {
 }
 
 /// Whether other requests come beside those of a removal.
-struct Pace {
+pub(super) struct Pace {
     is_busy: bool,
     /// The end of the step before, and the node's requests then.
     since: Instant,
@@ -404,6 +404,11 @@ struct Pace {
 impl Pace {
     fn new(requests: u64) -> Self {
         Self { is_busy: false, since: Instant::now(), requests }
+    }
+
+    /// Names that are removed in the next step.
+    pub(super) fn names(&self) -> usize {
+        if self.is_busy { NAMES_BUSY } else { NAMES_IDLE }
     }
 
     /// A step of so many requests has ended; the node has had so many in all.
@@ -562,7 +567,7 @@ impl Fs {
             Err(error) => return Err(error),
         };
         let root = Creds::root();
-        let mut pace = Pace::new(self.metadata.stats().requests_total());
+        let mut pace = self.pace();
         let mut after = None;
         loop {
             let op = Op::ReadDir { dir: removing, after, limit: DIRS_AT_ONCE, check: false };
@@ -605,11 +610,22 @@ impl Fs {
     fn remove_some(&self, removal: &mut TreeRemoval, pace: &mut Pace, stop: &Stop) -> bool {
         let begun = Instant::now();
         let before = removal.requests;
-        removal.step(self, if pace.is_busy { NAMES_BUSY } else { NAMES_IDLE });
+        removal.step(self, pace.names());
         crash::point("removal.step");
-        pace.stepped(removal.requests - before, self.metadata.stats().requests_total());
+        self.rests(pace, (begun, removal.requests - before), stop)
+    }
+
+    /// A rest after a step that began then and sent so many requests, if others came meanwhile.
+    /// True if the background work is to end.
+    pub(super) fn rests(&self, pace: &mut Pace, (begun, own): (Instant, u64), stop: &Stop) -> bool {
+        pace.stepped(own, self.metadata.stats().requests_total());
         let rest = (begun.elapsed() * REST_FACTOR).min(REST_MAX);
         stopped_after(stop, if pace.is_busy { rest } else { Duration::ZERO })
+    }
+
+    /// The pace of background work that begins.
+    pub(super) fn pace(&self) -> Pace {
+        Pace::new(self.metadata.stats().requests_total())
     }
 
     /// Whether the node in this process has the root's entry [`TRASH`].

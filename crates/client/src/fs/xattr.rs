@@ -103,7 +103,7 @@ impl Fs {
                 done(answer.map(|_| ()));
             });
         };
-        if needs_trash { self.with_kept_dir(set) } else { set(Ok(())) }
+        if needs_trash { self.with_kept_dir(Box::new(set)) } else { set(Ok(())) }
     }
 
     /// Removes an attribute.

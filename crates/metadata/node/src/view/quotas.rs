@@ -5,8 +5,8 @@
 //! - A file in table `link` belongs to no directory. Its *home*, a row of table `quota`, names the
 //!   directory with the quota that counts its bytes: of the name it had when it came there.
 //! - As under project quotas of XFS, neither a directory nor a file that has or had several names
-//!   moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. What is removed moves
-//!   to the trash all the same, and out of it; bytes of such a file count there as before.
+//!   moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. What is removed
+//!   moves to the trash all the same, and out of it; bytes of such a file count there as before.
 
 use std::sync::Arc;
 
