@@ -245,6 +245,15 @@ alive() {
     grep -qs ') [^ZX] ' "/proc/$1/task"/*/stat
 }
 
+# load_begun PID LOG: waits until a kestrel-crashload has written to its log, or has ended.
+load_begun() {
+    local try
+    for ((try = 0; try < 3000; try++)); do
+        [ ! -s "$2" ] && alive "$1" || return 0
+        sleep 0.01
+    done
+}
+
 # kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away, unless a process that died
 # while it was being unmounted has done so. Returns when the process is gone. Of a served volume the
 # server and the mount are killed.

@@ -128,6 +128,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
             --seed $((seed + cycle)) \
             --ms $((length + 3000)) >"$WORK/run.out" 2>&1 &
         load=$!
+        # On a busy machine it may take longer to begin than the mount is to live.
+        load_begun "$load" "$WORK/$cycle.log"
         # Old trees go while the load runs: deletion is part of it.
         rm -rf "$mnt/c$((cycle - 2))" "$mnt/work$((cycle - 2))" 2>/dev/null &
         remover=$!

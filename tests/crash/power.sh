@@ -41,6 +41,7 @@ lose_power() {
         --seed $((seed + cycle)) --ms 60000 --disk "$disk" \
         >"$WORK/run.out" 2>&1 &
     load=$!
+    load_begun "$load" "$WORK/$cycle.log"
     sleep "$(ms "$(random 300 6000)")"
     xfs_io -x -c "$shutdown" "$disk"
     # The machine is gone: nothing that runs on it may say anything any more.
