@@ -143,6 +143,10 @@ long=$(printf 'n%.0s' {1..250})
 echo x >"$mnt/t/$long"
 rm "$mnt/t/$long"
 check "a long name is cut" prints '"path": ".*/t/nnnn' trash list --json "$mnt"
+cut=$(listed "$mnt/t" | grep /nnnn)
+refuses "which is not restored by itself" 'only the beginning of its name' trash restore "$cut"
+check "but by a directory for it" trash restore --to "$mnt/other" "$cut"
+check "with the beginning of its name" grep -qx x "$mnt/other/${cut##*/}"
 check "a directory that keeps nothing" "$KESTREL" policy set "$mnt/t/repo" trash=none
 before=$(ls "$kept" | wc -l)
 rm -rf "$mnt/t/repo/.git"

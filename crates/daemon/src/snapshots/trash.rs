@@ -242,15 +242,16 @@ fn destination(calls: &SnapshotCalls<'_>, dir: InodeId) -> FsResult<Destination>
     })
 }
 
-/// The name that an item gets.
+/// The name that an item gets. What is left of a name that was cut only where the caller says so,
+/// by naming a directory for it.
 fn name_for(item: &Item, wanted: &Value) -> Ended<Name> {
-    match (wanted["name"].is_null(), item.name.is_cut) {
-        (false, _) => name_of(wanted, "name"),
-        (true, false) => Name::new(&item.name.name).map_err(in_words),
-        (true, true) => {
-            Err("the trash has only the beginning of its name; --to restores that".into())
-        }
+    if !wanted["name"].is_null() {
+        return name_of(wanted, "name");
     }
+    if item.name.is_cut && wanted["to"].is_null() {
+        return Err("the trash has only the beginning of its name; --to restores that".into());
+    }
+    Name::new(&item.name.name).map_err(in_words)
 }
 
 /// Answers `trash-restore`: items get names again, by default those they had in the directories
