@@ -15,23 +15,18 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::policy::{Policy, XATTR_EFFECTIVE, XATTR_PREFIX};
-use kestrel_types::request::{Answer, Creds, DirEntry, Op};
+use kestrel_types::request::{Creds, DirEntry, Op};
 use kestrel_types::trash::{KEPT, KeptName, TRASH};
 
 use super::background::Stop;
-use super::tree_removal::{
-    FOREIGN_TRASH, RETRY, TRASH_MODE, TakenTree, in_place, is_trash_dir, trash_path,
-};
-use super::{Caller, Done, Fs, into_bytes, into_inode, plain, unexpected};
+use super::tree_removal::{FOREIGN_TRASH, RETRY, TakenTree, in_place};
+use super::{Done, Fs, into_bytes, into_inode, plain};
 
 /// Entries that are looked at for one request.
 const PAGE_ENTRIES: usize = 1024;
 
 /// Longest time between two looks for what has expired.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
-
-/// How often the directories of the trash are made anew when they go meanwhile.
-const TRIES_MAX: u32 = 8;
 
 /// How many directories lie above each other at most where a loop would be damage.
 const DEPTH_MAX: usize = 4096;
@@ -66,53 +61,10 @@ impl Fs {
 
     /// Makes the directory for what is kept, unless it is there; then calls `then`.
     pub(super) fn with_kept_dir(self: &Arc<Self>, then: Done<()>) {
-        self.with_kept_dir_tried(TRIES_MAX, then);
-    }
-
-    fn with_kept_dir_tried(self: &Arc<Self>, tries: u32, then: Done<()>) {
         if self.metadata.is_subtree() {
             return then(Err(NOT_FROM_HERE));
         }
-        let places = PathRef::from_path(ROOT, TRASH)
-            .and_then(|trash| Ok([trash, PathRef::from_path(ROOT, &trash_path(KEPT))?]));
-        let [trash, kept] = match places {
-            Ok(places) => places,
-            Err(error) => return then(Err(error)),
-        };
-        let fs = self.clone();
-        self.with_trash_dir(trash, move |made| match made {
-            Ok(()) => {
-                let again = fs.clone();
-                fs.with_trash_dir(kept, move |made| match made {
-                    // The background work removes a trash with nothing in it.
-                    Err(FsError { errno: libc::ENOENT, .. }) if tries > 1 => {
-                        again.with_kept_dir_tried(tries - 1, then);
-                    }
-                    made => then(made),
-                });
-            }
-            Err(error) => then(Err(error)),
-        });
-    }
-
-    /// Makes a directory that only the superuser can enter, or looks whether it is one.
-    fn with_trash_dir(
-        self: &Arc<Self>,
-        place: PathRef,
-        then: impl FnOnce(FsResult<()>) + Send + 'static,
-    ) {
-        let fs = self.clone();
-        self.ask(Caller::ROOT, Op::MkDir(place.clone(), TRASH_MODE), move |made| match made {
-            Err(FsError { errno: libc::EEXIST, .. }) => {
-                fs.ask(Caller::ROOT, Op::Lookup(place), move |found| {
-                    then(found.and_then(into_inode).and_then(|inode| match is_trash_dir(&inode) {
-                        true => Ok(()),
-                        false => Err(FOREIGN_TRASH),
-                    }));
-                });
-            }
-            made => then(made.map(|_| ())),
-        });
+        self.make_trash_dir(KEPT, Box::new(|made| then(made.map(|_| ()))));
     }
 
     /// Whether a directory is in the trash, or has been removed.
@@ -189,7 +141,7 @@ impl Fs {
         let nothing = KeptPage { items: Vec::new(), last: None, end: true };
         let Some(dir) = self.kept_dir()? else { return Ok(nothing) };
         let limit = limit.clamp(1, PAGE_ENTRIES);
-        let (entries, end) = self.page_of(dir, after, limit)?;
+        let (entries, end) = self.names_of(dir, after, limit)?;
         let last = entries.last().map(|entry| entry.name.clone());
         let named = |entry: DirEntry| Some((KeptName::decode(entry.name.as_bytes())?, entry));
         let named: Vec<_> = entries.into_iter().filter_map(named).collect();
@@ -205,18 +157,6 @@ impl Fs {
             }
         }
         Ok(KeptPage { items, last, end })
-    }
-
-    fn page_of(
-        self: &Arc<Self>,
-        dir: InodeId,
-        after: Option<Name>,
-        limit: usize,
-    ) -> FsResult<(Vec<DirEntry>, bool)> {
-        match self.ask_as_root(Op::ReadDir { dir, after, limit, check: false })? {
-            Answer::Entries { entries, end, .. } => Ok((entries, end)),
-            other => Err(unexpected(&other)),
-        }
     }
 
     /// Removes something from the trash for good: of a directory the name at once, the rest in the
@@ -253,7 +193,7 @@ impl Fs {
         let (mut after, mut first_error, mut pace) = (None, None, self.pace());
         loop {
             let begun = Instant::now();
-            let (entries, end) = self.page_of(dir, after, pace.names())?;
+            let (entries, end) = self.names_of(dir, after, pace.names())?;
             after = entries.last().map(|entry| entry.name.clone());
             let now = (self.clock.now().max(0) / SECOND).cast_unsigned();
             let mut all_expired = true;

@@ -29,13 +29,13 @@ use kestrel_types::request::{Answer, Creds, DirEntry, Op, RenameFlags};
 use kestrel_types::trash::TRASH;
 
 use super::background::{Stop, stopped_after};
-use super::{Caller, Fs, into_inode, plain, unanswered, unexpected, wait};
+use super::{Caller, Done, Fs, into_inode, plain, unanswered, unexpected, wait};
 
 /// The directory in [`TRASH`] with the trees that are being removed.
 pub(super) const REMOVING: &[u8] = b"removing";
 
 /// Permission bits of both.
-pub(super) const TRASH_MODE: u32 = 0o700;
+const TRASH_MODE: u32 = 0o700;
 
 /// Directories that are listed at once.
 const DIRS_AT_ONCE: usize = 32;
@@ -534,20 +534,81 @@ impl Fs {
     }
 
     fn make_removing(self: &Arc<Self>) -> FsResult<InodeId> {
-        for _ in 0..LISTINGS_MAX {
-            if let Some(removing) = self.trash_dir(REMOVING)? {
-                return Ok(removing);
-            }
-            let trash = PathRef::from_path(ROOT, TRASH)?;
-            for place in [trash, PathRef::from_path(ROOT, &trash_path(REMOVING))?] {
-                match self.ask_as_root(Op::MkDir(place, TRASH_MODE)) {
-                    // The background work removes them when they are empty.
-                    Ok(_) | Err(FsError { errno: libc::EEXIST | libc::ENOENT, .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+        match self.trash_dir(REMOVING)? {
+            Some(removing) => Ok(removing),
+            None => wait(|done| self.make_trash_dir(REMOVING, done)),
         }
-        Err(FsError::new(libc::EBUSY, "/.trash goes as often as it is made; try again"))
+    }
+
+    /// Makes a directory of the trash, unless it is there.
+    pub(super) fn make_trash_dir(self: &Arc<Self>, name: &'static [u8], done: Done<InodeId>) {
+        self.make_trash_dir_tried(name, LISTINGS_MAX, done);
+    }
+
+    fn make_trash_dir_tried(
+        self: &Arc<Self>,
+        name: &'static [u8],
+        tries: u32,
+        done: Done<InodeId>,
+    ) {
+        if tries == 0 {
+            let why = "/.trash goes as often as it is made; try again";
+            return done(Err(FsError::new(libc::EBUSY, why)));
+        }
+        let fs = self.clone();
+        self.make_roots_dir(TRASH, move |made| {
+            if let Err(error) = made {
+                return done(Err(error));
+            }
+            let again = fs.clone();
+            fs.make_roots_dir(&trash_path(name), move |made| match made {
+                // The background work removes them when they are empty.
+                Err(FsError { errno: libc::ENOENT, .. }) => {
+                    again.make_trash_dir_tried(name, tries - 1, done);
+                }
+                made => done(made),
+            });
+        });
+    }
+
+    /// Makes a directory that only the superuser can enter, or looks whether it is one.
+    fn make_roots_dir(
+        self: &Arc<Self>,
+        path: &[u8],
+        then: impl FnOnce(FsResult<InodeId>) + Send + 'static,
+    ) {
+        let place = match PathRef::from_path(ROOT, path) {
+            Ok(place) => place,
+            Err(error) => return then(Err(error)),
+        };
+        let fs = self.clone();
+        self.ask(Caller::ROOT, Op::MkDir(place.clone(), TRASH_MODE), move |made| match made {
+            Err(FsError { errno: libc::EEXIST, .. }) => {
+                fs.ask(Caller::ROOT, Op::Lookup(place), move |found| {
+                    then(found.and_then(into_inode).and_then(|inode| match is_trash_dir(&inode) {
+                        true => Ok(inode.ino),
+                        false => Err(FOREIGN_TRASH),
+                    }));
+                });
+            }
+            made => then(made.and_then(into_inode).map(|inode| inode.ino)),
+        });
+    }
+
+    /// A page of the names in a directory, as the superuser, and whether nothing follows.
+    ///
+    /// # Errors
+    /// Those of the request.
+    pub fn names_of(
+        self: &Arc<Self>,
+        dir: InodeId,
+        after: Option<Name>,
+        limit: usize,
+    ) -> FsResult<(Vec<DirEntry>, bool)> {
+        match self.ask_as_root(Op::ReadDir { dir, after, limit, check: false })? {
+            Answer::Entries { entries, end, .. } => Ok((entries, end)),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Removes what was taken before, until nothing is left that can go.
@@ -570,11 +631,7 @@ impl Fs {
         let mut pace = self.pace();
         let mut after = None;
         loop {
-            let op = Op::ReadDir { dir: removing, after, limit: DIRS_AT_ONCE, check: false };
-            let entries = match self.ask_as_root(op)? {
-                Answer::Entries { entries, .. } => entries,
-                other => return Err(unexpected(&other)),
-            };
+            let (entries, _) = self.names_of(removing, after, DIRS_AT_ONCE)?;
             let Some(last) = entries.last() else { break };
             after = Some(last.name.clone());
             for entry in entries {
@@ -640,12 +697,12 @@ impl Fs {
 }
 
 /// The path of a directory of the trash.
-pub(super) fn trash_path(name: &[u8]) -> Vec<u8> {
+fn trash_path(name: &[u8]) -> Vec<u8> {
     [TRASH, b"/", name].concat()
 }
 
 /// Whether something is a directory of the trash, which is the superuser's alone.
-pub(super) fn is_trash_dir(inode: &Inode) -> bool {
+fn is_trash_dir(inode: &Inode) -> bool {
     inode.kind == Kind::Dir && inode.uid == 0 && u32::from(inode.mode) & 0o777 == TRASH_MODE
 }
 

@@ -10,13 +10,13 @@
 
 use std::collections::HashMap;
 
-use kestrel_client::fs::{into_inode, unanswered, unexpected};
+use kestrel_client::fs::{into_inode, unanswered};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::perm::{EXEC, WRITE};
-use kestrel_types::request::{Answer, Op, RenameFlags};
+use kestrel_types::request::{Op, RenameFlags};
 use kestrel_types::trash::KeptName;
 use serde_json::{Value, json};
 
@@ -123,10 +123,6 @@ impl<'a, 'c> Trails<'a, 'c> {
         Ok(Self { calls, kept: calls.fs().kept_dir()?, known })
     }
 
-    fn ask(&self, op: Op) -> FsResult<Answer> {
-        SnapshotCalls::as_root(self.calls.fs()).ask(None, op)
-    }
-
     /// Where a directory is; `None` if it is nowhere, or that would take too long to find.
     fn of(&mut self, dir: InodeId) -> FsResult<Option<Trail>> {
         let (mut at, mut passed) = (dir, Vec::new());
@@ -137,7 +133,8 @@ impl<'a, 'c> Trails<'a, 'c> {
             if passed.len() > DEPTH_MAX {
                 break None;
             }
-            let above = match self.ask(Op::Parent(at)).and_then(into_inode) {
+            let root = SnapshotCalls::as_root(self.calls.fs());
+            let above = match root.ask(None, Op::Parent(at)).and_then(into_inode) {
                 Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => break None,
                 above => above?.ino,
             };
@@ -164,12 +161,9 @@ impl<'a, 'c> Trails<'a, 'c> {
     fn name_in(&self, above: InodeId, dir: InodeId) -> FsResult<Option<Name>> {
         let (mut after, mut read) = (None, 0);
         while read < NAMES_READ_MAX {
-            let op = Op::ReadDir { dir: above, after, limit: NAMES_AT_ONCE, check: false };
-            let (entries, end) = match self.ask(op) {
-                Ok(Answer::Entries { entries, end, .. }) => (entries, end),
-                Ok(other) => return Err(unexpected(&other)),
+            let (entries, end) = match self.calls.fs().names_of(above, after, NAMES_AT_ONCE) {
                 Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => return Ok(None),
-                Err(why) => return Err(why),
+                page => page?,
             };
             read += entries.len();
             after = entries.last().map(|entry| entry.name.clone());
