@@ -124,7 +124,7 @@ pub(crate) mod tests {
                 size, atime, mtime, ctime, btime, change: changes.0,
                 data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, acls,
                 data,
-                effective: Policy { consistency: effective, compression, trash: None } }
+                effective: Policy { consistency: effective, compression, ..Policy::default() } }
         }
     }
 

@@ -45,11 +45,14 @@ pub enum Table {
     /// `(inode, user, group or 0, kind u8 ‖ …)` → quotas and what counts towards them
     /// ([`crate::quota`]).
     Quota = 15,
+    /// `(directory, nothing, 0, or timestamp u64 ‖ worker u16 ‖ number u32)` → the change feed of a
+    /// directory ([`crate::feed`]).
+    Feed = 16,
 }
 
 impl Table {
     /// All tables, in key order.
-    pub const ALL: [Table; 16] = [
+    pub const ALL: [Table; 17] = [
         Table::System,
         Table::Entry,
         Table::DirStat,
@@ -66,6 +69,7 @@ impl Table {
         Table::History,
         Table::Clone,
         Table::Quota,
+        Table::Feed,
     ];
 
     /// The table with this number, if there is one.

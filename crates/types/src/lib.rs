@@ -39,7 +39,9 @@
 //! | [`name`] | names and paths, checked when they are made |
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
-//! | [`trash`] | the trash: how long it keeps things, and names in it |
+//! | [`trash`] | the trash: names in it |
+//! | [`feed`] | change feeds: events, and the rows that have them |
+//! | [`retention`] | how long policies have something kept |
 //! | [`snapshot`], [`clone`] | snapshots of directories, and clones |
 //! | [`snapshot_changes`] | what differs between two moments, and the space that a snapshot holds |
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
@@ -77,6 +79,7 @@ pub mod creds;
 pub mod entry;
 pub mod error;
 pub mod extent;
+pub mod feed;
 pub mod ids;
 pub mod inode;
 pub mod key;
@@ -90,6 +93,7 @@ pub mod policy;
 pub mod quota;
 pub mod range;
 pub mod request;
+pub mod retention;
 pub mod security;
 pub mod snapshot;
 pub mod snapshot_changes;

@@ -3,7 +3,7 @@
 use crate::request::Op;
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 49] = [
+pub const KINDS: [&str; 50] = [
     "lookup",
     "parent",
     "getattr",
@@ -53,6 +53,7 @@ pub const KINDS: [&str; 49] = [
     "quota_remove",
     "quota_list",
     "quota_check",
+    "feed_read",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -108,5 +109,6 @@ pub fn kind(op: &Op) -> usize {
         Op::QuotaRemove(_) => 46,
         Op::QuotaList(_) => 47,
         Op::QuotaCheck { .. } => 48,
+        Op::FeedRead { .. } => 49,
     }
 }

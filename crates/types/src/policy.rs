@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::codec::{DecodeError, Reader, put_string};
 use crate::compression::Compression;
-use crate::trash::TrashTime;
+use crate::retention::Retention;
 
 /// Prefix of the extended attributes that show and set the fields of a directory's policy.
 pub const XATTR_PREFIX: &[u8] = b"kestrel.";
@@ -80,11 +80,14 @@ pub enum PolicyField {
     Compression,
     /// [`Policy::trash`].
     Trash,
+    /// [`Policy::feed`].
+    Feed,
 }
 
 impl PolicyField {
     /// All there are.
-    pub const ALL: [PolicyField; 3] = [Self::Consistency, Self::Compression, Self::Trash];
+    pub const ALL: [PolicyField; 4] =
+        [Self::Consistency, Self::Compression, Self::Trash, Self::Feed];
 
     /// As users write it.
     pub const fn name(self) -> &'static str {
@@ -92,6 +95,7 @@ impl PolicyField {
             Self::Consistency => "consistency",
             Self::Compression => "compression",
             Self::Trash => "trash",
+            Self::Feed => "feed",
         }
     }
 
@@ -100,7 +104,7 @@ impl PolicyField {
         match self {
             Self::Consistency => "strict, close-to-open or immutable",
             Self::Compression => "none, lz4, zstd or zstd:LEVEL with a level from 1 to 19",
-            Self::Trash => "none, or hours or days such as 12h and 7d, at most 2730d",
+            Self::Trash | Self::Feed => "none, or hours or days such as 12h and 7d, at most 2730d",
         }
     }
 
@@ -110,7 +114,7 @@ impl PolicyField {
             Self::Consistency => "strict",
             // As `kestrel format --compress` and `kestrel config --compress` set it.
             Self::Compression => "as-volume",
-            Self::Trash => "none",
+            Self::Trash | Self::Feed => "none",
         }
     }
 
@@ -128,7 +132,9 @@ pub struct Policy {
     /// How new objects with data of files are compressed; `None`: as the volume's setting says.
     pub compression: Option<Compression>,
     /// How long what is removed is kept; answers to clients do not say it.
-    pub trash: Option<TrashTime>,
+    pub trash: Option<Retention>,
+    /// How long events of changes are kept ([`crate::feed`]); answers to clients do not say it.
+    pub feed: Option<Retention>,
 }
 
 impl Policy {
@@ -140,7 +146,7 @@ impl Policy {
     /// What answers say of it: what decides how a client keeps and stores things.
     #[must_use]
     pub fn told(self) -> Policy {
-        Policy { trash: None, ..self }
+        Policy { trash: None, feed: None, ..self }
     }
 
     /// These fields over those of the directory above.
@@ -150,6 +156,7 @@ impl Policy {
             consistency: self.consistency.or(above.consistency),
             compression: self.compression.or(above.compression),
             trash: self.trash.or(above.trash),
+            feed: self.feed.or(above.feed),
         }
     }
 
@@ -159,6 +166,7 @@ impl Policy {
             PolicyField::Consistency => self.consistency.map(|value| value.name().into()),
             PolicyField::Compression => self.compression.map(|value| value.to_string()),
             PolicyField::Trash => self.trash.map(|value| value.to_string()),
+            PolicyField::Feed => self.feed.map(|value| value.to_string()),
         }
     }
 
@@ -179,6 +187,10 @@ impl Policy {
             },
             PolicyField::Trash => match str::from_utf8(value).map(str::parse) {
                 Ok(Ok(value)) => self.trash = Some(value),
+                _ => return false,
+            },
+            PolicyField::Feed => match str::from_utf8(value).map(str::parse) {
+                Ok(Ok(value)) => self.feed = Some(value),
                 _ => return false,
             },
         }
@@ -205,6 +217,7 @@ impl Policy {
             PolicyField::Consistency => self.consistency = None,
             PolicyField::Compression => self.compression = None,
             PolicyField::Trash => self.trash = None,
+            PolicyField::Feed => self.feed = None,
         }
     }
 }
@@ -218,6 +231,7 @@ const TAG_COMPRESSION: u8 = 2;
 const TAG_BASE: u8 = 3;
 const TAG_TRASH: u8 = 4;
 const TAG_REMOVED: u8 = 5;
+const TAG_FEED: u8 = 6;
 const TAG_IN_USE: u8 = 128;
 
 // First byte of the field `compression`: the methods of coded objects (`docs/format/objects.md`).
@@ -274,6 +288,10 @@ impl PolicyRecord {
             out.push(TAG_REMOVED);
             put_string(&mut out, &[]);
         }
+        if let Some(time) = self.own.feed {
+            out.push(TAG_FEED);
+            put_string(&mut out, &time.hours().to_be_bytes());
+        }
         if self.in_use {
             out.push(TAG_IN_USE);
             put_string(&mut out, &[]);
@@ -310,14 +328,18 @@ impl PolicyRecord {
                     record.own.compression = Some(decode_compression(value).ok_or(unknown)?);
                 }
                 (TAG_BASE, [_, _, _, _, _, _, _, _]) => record.base = Some(base_of(value)?),
-                (TAG_TRASH, [high, low]) => {
-                    let time = TrashTime::from_hours(u16::from_be_bytes([*high, *low]));
-                    let unknown = DecodeError("unknown time of the trash in a policy");
-                    record.own.trash = Some(time.ok_or(unknown)?);
+                (TAG_TRASH | TAG_FEED, [high, low]) => {
+                    let time = Retention::from_hours(u16::from_be_bytes([*high, *low]));
+                    let unknown = DecodeError("unknown time in a policy");
+                    let time = Some(time.ok_or(unknown)?);
+                    if tag == TAG_TRASH { record.own.trash = time } else { record.own.feed = time }
                 }
                 (TAG_REMOVED, []) => record.removed = true,
                 (TAG_IN_USE, []) => record.in_use = true,
-                (TAG_CONSISTENCY | TAG_BASE | TAG_TRASH | TAG_REMOVED | TAG_IN_USE, _) => {
+                (
+                    TAG_CONSISTENCY | TAG_BASE | TAG_TRASH | TAG_REMOVED | TAG_FEED | TAG_IN_USE,
+                    _,
+                ) => {
                     return Err(DecodeError("policy with a field of a wrong length"));
                 }
                 _ => return Err(DecodeError("policy with an unknown field; use a newer release")),
@@ -370,10 +392,12 @@ mod tests {
         assert_eq!(PolicyRecord::default().encode(), None);
         let values = Consistency::ALL.map(Some).into_iter().chain([None]);
         let policies = values.flat_map(|consistency| {
-            COMPRESSIONS.map(|compression| Policy { consistency, compression, trash: None })
+            COMPRESSIONS.map(|compression| Policy { consistency, compression, ..Policy::default() })
         });
-        let trash = [None, Some(TrashTime::NONE), TrashTime::from_hours(300)];
+        let trash = [None, Some(Retention::NONE), Retention::from_hours(300)];
         let policies = policies.flat_map(|own| trash.map(|trash| Policy { trash, ..own }));
+        let feeds = [None, Retention::from_hours(24)];
+        let policies = policies.flat_map(|own| feeds.map(|feed| Policy { feed, ..own }));
         let bases = [None, NonZeroU64::new(300)];
         let all = policies.flat_map(|own| bases.map(|base| (own, base)));
         for ((own, base), in_use) in all.flat_map(|it| [(it, false), (it, true)]) {
@@ -397,7 +421,7 @@ mod tests {
         record.base = NonZeroU64::new(258);
         let bytes = [1, 1, 1, 2, 3, 8, 0, 0, 0, 0, 0, 0, 1, 2, 128, 0];
         assert_eq!(*record.encode().unwrap(), bytes);
-        let trash = Policy { trash: TrashTime::from_hours(258), ..Policy::default() };
+        let trash = Policy { trash: Retention::from_hours(258), ..Policy::default() };
         let record = PolicyRecord { own: trash, removed: true, ..PolicyRecord::default() };
         assert_eq!(*record.encode().unwrap(), [1, 4, 2, 1, 2, 5, 0]);
         for (value, bytes) in [
@@ -458,11 +482,12 @@ mod tests {
     #[test]
     fn effective_texts() {
         let text = b"consistency=strict above=0 inode=7\ncompression=zstd:5 above=2 inode=1\n\
-            trash=12h above=2 inode=1\n";
+            trash=12h above=2 inode=1\nfeed=2d above=0 inode=7\n";
         let expected = Policy {
             consistency: Some(Consistency::Strict),
             compression: Some(Compression::Zstd(5)),
-            trash: TrashTime::from_hours(12),
+            trash: Retention::from_hours(12),
+            feed: Retention::from_hours(48),
         };
         assert_eq!(Policy::from_effective(text), expected);
         for text in [&b""[..], b"=", b"\n\n", b"later=1 above=0 inode=1\n", b"consistency=later"] {

@@ -5,6 +5,7 @@
 
 use crate::clock::Nanos;
 use crate::extent::Extent;
+use crate::feed::{FeedPage, FeedStart};
 use crate::ids::{InodeId, ObjectId};
 use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
@@ -423,6 +424,17 @@ pub enum Op {
         /// Correct it.
         repair: bool,
     },
+    /// Reads the change feed that a directory is in, of what is below the directory. The superuser
+    /// (`EPERM`). `ENODATA` if nothing is recorded there (policy `feed`), `ESTALE` if the events
+    /// after the position are not all kept any more. Answer: [`Answer::Feed`].
+    FeedRead {
+        /// The directory.
+        dir: InodeId,
+        /// Where to begin.
+        from: FeedStart,
+        /// Most events, at most [`crate::feed::FEED_PAGE_MAX`]; the node has a limit of its own.
+        limit: u32,
+    },
 }
 
 /// An inode number in an operation.
@@ -486,7 +498,9 @@ impl Op {
             | Op::SnapshotRemove { dir, .. }
             | Op::SnapshotHold { dir, .. }
             | Op::SnapshotChanges { dir, .. }
+            | Op::FeedRead { dir, .. }
             | Op::CloneStep(dir) => visit(Named::Dir(dir)),
+
             Op::CloneDir { source, place, .. } => {
                 visit(Named::Dir(source));
                 visit(Named::Dir(&mut place.base));
@@ -580,6 +594,7 @@ impl Op {
             | Op::QuotaRemove(_)
             | Op::QuotaList(_)
             | Op::QuotaCheck { .. }
+            | Op::FeedRead { .. }
             | Op::Locate { .. }
             | Op::AllocObjects(_)
             | Op::Usage
@@ -616,6 +631,7 @@ impl Op {
             | Op::QuotaRemove(_)
             | Op::QuotaList(_)
             | Op::QuotaCheck { .. }
+            | Op::FeedRead { .. }
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
@@ -775,6 +791,8 @@ pub enum Answer {
     },
     /// Quotas.
     Quotas(Vec<QuotaInfo>),
+    /// A part of a change feed.
+    Feed(Box<FeedPage>),
 }
 
 /// How a request ended other than with an answer.

@@ -153,12 +153,12 @@ impl SnapshotInfo {
 #[inline]
 pub fn is_versioned(table: Table) -> bool {
     use Table::{
-        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Quota, Reap, Subdir,
-        Sweep, System, Txn, Xattr,
+        Chunk, Clone, DirId, DirStat, Entry, Feed, History, Link, Moved, ObjStat, Quota, Reap,
+        Subdir, Sweep, System, Txn, Xattr,
     };
     match table {
         Entry | DirStat | DirId | Subdir | Link | Chunk | Xattr | Sweep => true,
-        System | ObjStat | Reap | Moved | Txn | History | Clone | Quota => false,
+        System | ObjStat | Reap | Moved | Txn | History | Clone | Quota | Feed => false,
     }
 }
 

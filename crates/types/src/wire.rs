@@ -31,6 +31,7 @@
 //! door. Any [`WireError`] ends the connection: after it the stream cannot be trusted.
 
 mod basic;
+mod feed;
 mod frame;
 mod lock;
 mod message;
@@ -64,7 +65,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 12;
+pub const VERSION: u16 = 13;
 
 /// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that
 /// of other requests: look at a newer table, or wait, and ask again.

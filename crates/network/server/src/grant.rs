@@ -413,6 +413,7 @@ fn is_of_the_volume(op: &Op) -> bool {
             | Op::QuotaRemove(_)
             | Op::QuotaList(None)
             | Op::QuotaCheck { .. }
+            | Op::FeedRead { .. }
     )
 }
 

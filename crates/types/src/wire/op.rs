@@ -1,7 +1,7 @@
 //! Requests: the credentials, and the operation with its operands.
 
 use super::basic::{self, WireWriter, flags, inode_ref, list, made_with, mode, place};
-use super::{TooLarge, quota};
+use super::{TooLarge, feed, quota};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
@@ -63,6 +63,7 @@ const QUOTA_SET: u8 = 55;
 const QUOTA_REMOVE: u8 = 56;
 const QUOTA_LIST: u8 = 57;
 const QUOTA_CHECK: u8 = 58;
+const FEED_READ: u8 = 59;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -302,6 +303,11 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
             w.u8(QUOTA_CHECK);
             w.u8((*repair).into());
         }
+        Op::FeedRead { dir, from, limit } => {
+            put_id(FEED_READ, *dir, w);
+            feed::put_start(*from, w);
+            w.varint((*limit).into());
+        }
     }
 }
 
@@ -431,6 +437,7 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             Op::QuotaList(if above { Some(inode_ref(r)?) } else { None })
         }
         QUOTA_CHECK => Op::QuotaCheck { repair: basic::boolean(r)? },
+        FEED_READ => Op::FeedRead { dir: r.varint()?, from: feed::start(r)?, limit: r.varint32()? },
         _ => return Err(DecodeError("unknown operation")),
     })
 }

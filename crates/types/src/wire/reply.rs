@@ -1,7 +1,7 @@
 //! Answers to operations. Nodes also record them in this form, for retries after a restart.
 
 use super::basic::{self, WireWriter, flags, inode, list};
-use super::quota;
+use super::{feed, quota};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::inode::Inode;
@@ -33,6 +33,7 @@ const SNAPSHOT_CHANGES: u8 = 17;
 const SNAPSHOT_USAGE: u8 = 18;
 const CLONE_PROGRESS: u8 = 19;
 const QUOTAS: u8 = 22;
+const FEED: u8 = 23;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -156,6 +157,10 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             w.u8(QUOTAS);
             w.list(quotas, quota::put_info);
         }
+        Answer::Feed(page) => {
+            w.u8(FEED);
+            feed::put_page(page, w);
+        }
     }
 }
 
@@ -268,6 +273,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         }),
         CLONE_PROGRESS => Answer::CloneProgress { names: r.varint()?, done: basic::boolean(r)? },
         QUOTAS => Answer::Quotas(list(r, QUOTAS_MAX, 36, quota::info)?),
+        FEED => Answer::Feed(Box::new(feed::page(r)?)),
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
         NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
         CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),

@@ -3,6 +3,9 @@
 use kestrel_types::acl::{AccessAcl, Acl, Acls, Named};
 use kestrel_types::error::FsError;
 use kestrel_types::extent::Extent;
+use kestrel_types::feed::{
+    FeedEvent, FeedEventKind, FeedId, FeedPage, FeedPosition, FeedStart, FeedTarget,
+};
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::perm;
@@ -167,7 +170,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 12, max: 12 },
+        versions: Versions { min: 13, max: 13 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -176,7 +179,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 12,
+        version: 13,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -186,7 +189,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 12, max: 12 },
+        versions: Versions { min: 13, max: 13 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -396,6 +399,15 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-quota-list", Op::QuotaList(None)),
         ("op-quota-list-above", Op::QuotaList(Some(inode_ref()))),
         ("op-quota-check", Op::QuotaCheck { repair: true }),
+        ("op-feed-read", Op::FeedRead { dir: 77, from: FeedStart::Oldest, limit: 1000 }),
+        (
+            "op-feed-read-after",
+            Op::FeedRead {
+                dir: 77,
+                from: FeedStart::After(feed_id(), feed_position()),
+                limit: 4096,
+            },
+        ),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }
@@ -539,6 +551,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
         ),
         ("answer-clone-progress", Answer::CloneProgress { names: 512, done: false }),
         ("answer-quotas", Answer::Quotas(quotas())),
+        ("answer-feed", Answer::Feed(Box::new(feed_page()))),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];
     let outcomes = vec![
@@ -567,4 +580,27 @@ fn answers() -> Vec<(&'static str, Answered)> {
     let answers = answers.into_iter().map(|(name, answer)| (name, Answered::Op(Ok(answer))));
     let outcomes = outcomes.into_iter().map(|(name, outcome)| (name, Answered::Op(Err(outcome))));
     answers.chain(outcomes).chain(others).collect()
+}
+
+fn feed_position() -> FeedPosition {
+    FeedPosition { stamp: 1_795_824_000_000_000_000, worker: 3, number: 7 }
+}
+
+fn feed_id() -> FeedId {
+    FeedId { dir: 1, began: 1_795_823_000_000_000_000 }
+}
+
+fn feed_page() -> FeedPage {
+    let path = |text: &str| text.as_bytes().into();
+    let create = FeedEvent {
+        kind: FeedEventKind::Create,
+        ino: 300,
+        file: Kind::File,
+        path: path("a/f"),
+        to: None,
+    };
+    let to = FeedTarget { path: path("b/g"), before: Some((301, Kind::File)) };
+    let rename = FeedEvent { kind: FeedEventKind::Rename, to: Some(to), ..create.clone() };
+    let events = vec![(feed_position(), create), (feed_position(), rename)];
+    FeedPage { feed: feed_id(), events, next: feed_position(), more: true }
 }

@@ -10,6 +10,9 @@ use crate::clock::Nanos;
 use crate::entry::tests::inode;
 use crate::error::FsError;
 use crate::extent::{CHUNK_BYTES, Extent, Source};
+use crate::feed::{
+    FeedEvent, FeedEventKind, FeedId, FeedPage, FeedPosition, FeedStart, FeedTarget,
+};
 use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::quota::{LIMIT_MAX, OverSince, QuotaInfo, QuotaLimits, QuotaSubject, QuotaUsage};
@@ -289,8 +292,47 @@ fn snapshot_op() -> BoxedStrategy<Op> {
         quota_subject().prop_map(Op::QuotaRemove),
         option::of(inode_ref()).prop_map(Op::QuotaList),
         any::<bool>().prop_map(|repair| Op::QuotaCheck { repair }),
+        (dir(), feed_start(), any::<u32>()).prop_map(|(dir, from, limit)| Op::FeedRead {
+            dir,
+            from,
+            limit
+        }),
     ]
     .boxed()
+}
+
+fn feed_position() -> BoxedStrategy<FeedPosition> {
+    any::<(u64, u16, u32)>()
+        .prop_map(|(stamp, worker, number)| FeedPosition { stamp, worker, number })
+        .boxed()
+}
+
+fn feed_id() -> BoxedStrategy<FeedId> {
+    (number(), any::<u64>()).prop_map(|(dir, began)| FeedId { dir, began }).boxed()
+}
+
+fn feed_start() -> BoxedStrategy<FeedStart> {
+    prop_oneof![
+        Just(FeedStart::Now),
+        Just(FeedStart::Oldest),
+        (feed_id(), feed_position()).prop_map(|(feed, position)| FeedStart::After(feed, position)),
+    ]
+    .boxed()
+}
+
+fn feed_event() -> BoxedStrategy<FeedEvent> {
+    let path = || vec(any::<u8>(), 0..30).prop_map(Box::from);
+    (prop::sample::select(FeedEventKind::ALL.to_vec()), number(), path(), path())
+        .prop_map(|(kind, ino, path, to)| FeedEvent {
+            kind,
+            ino,
+            file: Kind::File,
+            path,
+            to: kind
+                .has_target()
+                .then(|| FeedTarget { path: to, before: (ino != 0).then_some((ino, Kind::Dir)) }),
+        })
+        .boxed()
 }
 
 fn cursor() -> BoxedStrategy<Option<HistoryCursor>> {
@@ -452,6 +494,10 @@ pub fn reply() -> BoxedStrategy<Reply> {
         }),
         (number(), any::<bool>()).prop_map(|(names, done)| Answer::CloneProgress { names, done }),
         vec(quota_info(), 0..4).prop_map(Answer::Quotas),
+        (feed_id(), vec((feed_position(), feed_event()), 0..4), feed_position(), any::<bool>())
+            .prop_map(|(feed, events, next, more)| {
+                Answer::Feed(Box::new(FeedPage { feed, events, next, more }))
+            }),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,
             dirs,
