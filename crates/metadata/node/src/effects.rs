@@ -4,6 +4,7 @@
 //! see them, and are undone if the operation or the batch fails. Everything else waits until the
 //! batch has committed.
 
+use kestrel_engine::Mutation;
 use kestrel_types::clone::CloneInfo;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::snapshot::SnapshotInfo;
@@ -94,6 +95,8 @@ pub struct Effects {
     pub kept: Option<InodeId>,
     /// What it charges to quotas.
     pub charges: Charges,
+    /// Rows of change feeds.
+    pub feed_rows: Vec<Mutation>,
     /// Change of the volume's figures: files, directories, bytes.
     pub usage: [i64; 3],
 }
@@ -109,6 +112,7 @@ pub struct Mark {
     clones: usize,
     usage: [i64; 3],
     charged: bool,
+    feed_rows: usize,
 }
 
 impl Effects {
@@ -131,6 +135,7 @@ impl Effects {
             clones: self.clones.len(),
             usage: self.usage,
             charged: !self.charges.is_empty(),
+            feed_rows: self.feed_rows.len(),
         }
     }
 
@@ -152,6 +157,7 @@ impl Effects {
         self.snapshots.truncate(mark.snapshots);
         self.clones.truncate(mark.clones);
         self.usage = mark.usage;
+        self.feed_rows.truncate(mark.feed_rows);
         // An operation that stops has charged nothing: what it charges comes last.
         if !mark.charged {
             self.charges.undo();
@@ -186,6 +192,7 @@ impl Effects {
         self.unnamed = None;
         self.kept = None;
         self.charges.undo();
+        self.feed_rows.clear();
         self.usage = [0; 3];
     }
 }

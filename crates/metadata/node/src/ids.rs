@@ -181,6 +181,8 @@ impl Block {
 pub struct Timestamps {
     clock: HybridClock,
     ceiling: AtomicU64,
+    /// Where the log says so; 0 if that is durable for sure.
+    recorded: AtomicU64,
     raising: Mutex<()>,
 }
 
@@ -190,6 +192,7 @@ impl Timestamps {
         Self {
             clock: HybridClock::after(ceiling),
             ceiling: AtomicU64::new(ceiling),
+            recorded: AtomicU64::new(0),
             raising: Mutex::new(()),
         }
     }
@@ -209,6 +212,14 @@ impl Timestamps {
         self.clock.last()
     }
 
+    /// A timestamp that every later one will be above, crashes included once the position beside it
+    /// is durable: the newest one, unless its ceiling could not be recorded. Such a one may be
+    /// issued again.
+    pub fn settled(&self) -> (u64, Position) {
+        let ceiling = self.ceiling.load(Ordering::Acquire);
+        (self.clock.last().min(ceiling), self.recorded.load(Ordering::Acquire))
+    }
+
     /// A timestamp above all others.
     pub fn tick(&self, engine: &dyn Engine, now: Nanos) -> Result<u64, EngineError> {
         let stamp = self.clock.tick(now);
@@ -216,7 +227,9 @@ impl Timestamps {
             let _one_at_a_time = self.raising.lock();
             if stamp >= self.ceiling.load(Ordering::Acquire) {
                 let raised = stamp + CLOCK_RESERVE;
-                engine.commit(BatchKind::Freeing, vec![counter_row("clock", raised)])?;
+                let position =
+                    engine.commit(BatchKind::Freeing, vec![counter_row("clock", raised)])?;
+                self.recorded.store(position, Ordering::Release);
                 self.ceiling.store(raised, Ordering::Release);
             }
         }

@@ -56,6 +56,7 @@
 //! | [`history`] | what rows were at snapshots |
 //! | [`clones`] | clones that are not finished |
 //! | [`quotas`] | limits, and what counts towards them |
+//! | [`feeds`] | change feeds: which changes are under way |
 //! | [`tokens`] | records of tokens |
 //! | [`ids`] | numbers of inodes and objects, and timestamps, given out once |
 //! | [`owners`], [`locks`], [`lease`], [`sums`] | what a node of a cluster knows of the others |
@@ -73,6 +74,7 @@
 pub mod clones;
 pub mod content;
 pub mod effects;
+pub mod feeds;
 pub mod history;
 pub mod ids;
 pub mod lease;

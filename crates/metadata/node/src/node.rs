@@ -7,6 +7,7 @@
 //! | `node/caller.rs` | requests that need no worker |
 //! | `node/clients.rs` | numbered requests, sessions and claims of opens |
 //! | `node/quotas.rs` | quotas: made, removed, counted anew |
+//! | `node/feeds.rs` | change feeds: read, and bounded by time |
 //! | `node/clones.rs` | clones: names for directories that lack them |
 //! | `node/dir_place.rs` | where directories are, by rows |
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
@@ -32,6 +33,7 @@ mod clients;
 mod clones;
 mod dir_place;
 mod dispatch;
+mod feeds;
 mod gc;
 mod multi_node;
 mod quotas;

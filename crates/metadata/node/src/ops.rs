@@ -139,6 +139,7 @@ fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         | Op::QuotaRemove(_)
         | Op::QuotaList(None)
         | Op::QuotaCheck { .. }
+        | Op::FeedRead { .. }
         | Op::AllocObjects(_)
         | Op::Locate { .. }
         | Op::Usage

@@ -420,7 +420,7 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             Some((of, _)) => owner(placement, me, of.table, of.id, of.suffix),
             None => me,
         },
-        Table::System | Table::Txn | Table::Reap | Table::Clone | Table::Quota => me,
+        Table::System | Table::Txn | Table::Reap | Table::Clone | Table::Quota | Table::Feed => me,
     }
 }
 

@@ -22,6 +22,7 @@ use kestrel_types::policy::Policy;
 use kestrel_types::request::Creds;
 use rustc_hash::FxHashMap;
 
+use crate::feeds::FeedPlace;
 use crate::perm::Dentry;
 
 /// Places of the table; a power of two.
@@ -35,6 +36,10 @@ const POLICIES_MAX: usize = 4096;
 
 /// Most directories of which the nearest quotas are kept, so that they take less than 256 KiB.
 const QUOTAS_MAX: usize = 4096;
+
+/// Most directories of which the feeds are kept, and longest path of one, bytes: about 1 MiB.
+const FEEDS_MAX: usize = 1024;
+const FEED_PATH_BYTES_MAX: usize = 512;
 
 /// Hash of the directories of a place.
 #[inline]
@@ -70,6 +75,10 @@ pub struct PathCache {
     /// [`Replica::forgotten`](crate::replica::Replica::forgotten), and the version of the table of
     /// quotas, when these were found.
     quotas_at: (u64, u64),
+    /// The feeds of names in directories.
+    feeds: FxHashMap<InodeId, Arc<[FeedPlace]>>,
+    /// [`Replica::forgotten`](crate::replica::Replica::forgotten) when these were found.
+    feeds_forgotten: u64,
 }
 
 impl PathCache {
@@ -129,6 +138,25 @@ impl PathCache {
             self.quotas_at = (forgotten, version);
         }
         self.quotas.insert(dir, under);
+    }
+
+    /// The feeds of names in a directory, if they were found since a directory was forgotten last.
+    #[inline]
+    pub fn feeds(&self, forgotten: u64, dir: InodeId) -> Option<Arc<[FeedPlace]>> {
+        let current = self.feeds_forgotten == forgotten;
+        self.feeds.get(&dir).filter(|_| current).cloned()
+    }
+
+    /// Keeps the feeds of names in a directory.
+    pub fn keep_feeds(&mut self, forgotten: u64, dir: InodeId, found: Arc<[FeedPlace]>) {
+        if found.iter().any(|place| place.path.len() > FEED_PATH_BYTES_MAX) {
+            return;
+        }
+        if self.feeds_forgotten != forgotten || self.feeds.len() >= FEEDS_MAX {
+            self.feeds.clear();
+            self.feeds_forgotten = forgotten;
+        }
+        self.feeds.insert(dir, found);
     }
 
     /// Keeps the end of a walk.

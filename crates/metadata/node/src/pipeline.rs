@@ -117,6 +117,7 @@ pub fn run(
     steps: &mut Vec<BatchStep>,
 ) -> UsageChange {
     let first = steps.len();
+    let _until_committed = context.core.feeds.begin(context.worker, || context.stamps.last());
     if !context.lease_view.may_begin() {
         hand_back(jobs.len(), &NotAloneReason::Unleased, first, steps);
         return [0; 3];
@@ -300,6 +301,13 @@ fn attempt(
         (None, None) => ops::execute(&mut view, &job.request),
     };
     if !dry
+        && view.core.feeds.in_use()
+        && result.is_ok()
+        && let Err(stop) = view.note_feed_events(&job.request)
+    {
+        result = Err(stop);
+    }
+    if !dry
         && view.core.quotas.in_use()
         && result.is_ok()
         && let Err(stop) = view.charge_quotas(&job.request)
@@ -443,6 +451,7 @@ fn commit(
         let mut mutations = scratch.rows.mutations();
         mutations.extend(answers(jobs, steps));
         mutations.extend(scratch.effects.charges.rows(context.worker));
+        mutations.append(&mut scratch.effects.feed_rows);
         if !mutations.is_empty() {
             let growing = steps
                 .iter()

@@ -146,6 +146,19 @@ pub struct CountedChange {
     pub new: Option<Counted>,
 }
 
+/// A name of which the row changed: the inodes, and their types, that it stood for and stands for.
+#[derive(Debug, Clone)]
+pub struct NameChange {
+    /// The directory.
+    pub dir: InodeId,
+    /// The name.
+    pub name: Box<[u8]>,
+    /// Before.
+    pub old: Option<(InodeId, Kind)>,
+    /// Now.
+    pub new: Option<(InodeId, Kind)>,
+}
+
 /// Most bytes that one batch may read. A batch above it runs again one by one; an operation that
 /// needs more alone fails.
 const READ_BYTES_MAX: usize = 1 << 30;
@@ -493,6 +506,44 @@ impl BatchRows {
             }
             // What was written without being read is new.
             _ => None,
+        })
+    }
+
+    /// The names of which the operation that ran has changed the rows, without the root's.
+    ///
+    /// # Errors
+    /// If a row is damaged.
+    pub fn name_changes(&self) -> Result<Vec<NameChange>, DecodeError> {
+        let mut changes = Vec::new();
+        for (at, undo) in self.journal.iter().enumerate() {
+            let cell = &self.cells[undo.cell as usize];
+            let earlier = |undone: &Undo| undone.cell == undo.cell;
+            if cell.table != Table::Entry || cell.id == 0 || self.journal[..at].iter().any(earlier)
+            {
+                continue;
+            }
+            let name = self.suffix_of(cell).into();
+            let (old, new) = (self.named(&undo.value)?, self.named(&cell.value)?);
+            changes.push(NameChange { dir: cell.id, name, old, new });
+        }
+        Ok(changes)
+    }
+
+    fn named(&self, value: &Value) -> Result<Option<(InodeId, Kind)>, DecodeError> {
+        match value {
+            Value::Entry(entry) => Ok(Some((entry.ino(), entry.kind()))),
+            Value::Raw(start, len) => {
+                Entry::peek(&self.values[*start as usize..][..*len as usize]).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the operation that ran has changed the row of a file in table `link`.
+    pub fn is_changed_link(&self, ino: InodeId) -> bool {
+        self.journal.iter().any(|undo| {
+            let cell = &self.cells[undo.cell as usize];
+            cell.table == Table::Link && cell.id == ino
         })
     }
 

@@ -6,6 +6,7 @@
 //! | `view/dirs.rs` | directories: walks to a path, sums of shares |
 //! | `view/inodes.rs` | inodes: which record a name or a number stands for |
 //! | `view/policies.rs` | effective policies: what the directories of a path say |
+//! | `view/feeds.rs` | events of change feeds for what an operation changed |
 //! | `view/quotas.rs` | charging quotas for what an operation changed |
 //! | `view/trash.rs` | where what is removed is kept |
 //! | `view/refs.rs` | opens, references to objects, chunks, extended attributes |
@@ -28,6 +29,7 @@
 //! may read all of them.
 
 mod dirs;
+mod feeds;
 mod inodes;
 mod policies;
 mod quotas;
@@ -54,6 +56,7 @@ use kestrel_types::stat::DirStat;
 
 use crate::clones::KnownClones;
 use crate::effects::Effects;
+use crate::feeds::Feeds;
 use crate::history::known::KnownSnapshots;
 use crate::ids::Block;
 use crate::lease::LeaseView;
@@ -105,6 +108,8 @@ pub struct Core {
     pub clones: KnownClones,
     /// Quotas.
     pub quotas: Quotas,
+    /// Change feeds.
+    pub feeds: Feeds,
     /// What is served is a snapshot: nothing changes, and opens are not counted.
     pub is_snapshot: bool,
     /// The node is one of several that share the volume.

@@ -73,6 +73,7 @@ fn sequences_reach_every_operation() {
             "snapshot_changes",
             "snapshot_usage",
             "clone_step",
+            "feed_read",
         ];
         let unused = unused.contains(&kind) || kind.starts_with("quota_");
         let few = kind.starts_with("snapshot_") || kind == "clone_dir";

@@ -14,10 +14,10 @@ use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::{Creds, DirEntry, Op, Request};
+use kestrel_types::retention::Retention;
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
-use kestrel_types::trash::TrashTime;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
     ];
     let codings =
         [None, Some(Compression::None), Some(Compression::Lz4), Some(Compression::Zstd(9))];
-    let times = [None, Some(TrashTime::NONE), TrashTime::from_hours(168)];
+    let times = [None, Some(Retention::NONE), Retention::from_hours(168)];
     let own = (
         prop::sample::select(values.to_vec()),
         prop::sample::select(codings.to_vec()),
@@ -100,7 +100,7 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
     );
     (own, any::<[bool; 2]>())
         .prop_map(|((consistency, compression, trash), [removed, in_use])| PolicyRecord {
-            own: Policy { consistency, compression, trash },
+            own: Policy { consistency, compression, trash, feed: trash },
             base: None,
             removed,
             in_use,

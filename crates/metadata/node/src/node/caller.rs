@@ -188,6 +188,9 @@ impl Node {
             Op::QuotaRemove(of) => self.remove_quota(&request.creds, *of, wait),
             Op::QuotaList(_) => self.list_quotas(&request.creds),
             Op::QuotaCheck { repair } => self.check_quotas(&request.creds, *repair, wait),
+            Op::FeedRead { dir, from, limit } => {
+                Ok(self.read_feed(&request.creds, *dir, *from, *limit, wait)?)
+            }
             // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
             // there, and the halves that participants have yet to make are on record. So there is
             // nobody to ask.
@@ -285,7 +288,7 @@ impl Node {
 
     /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait`
     /// becomes at least the position of what was read.
-    fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
+    pub(super) fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
         let damaged = |why| {
             FsError::because(
                 libc::EIO,

@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use super::reply_thread::{Replies, ReplyThread};
 use super::{Durability, Node};
 use crate::clones::{KnownClones, WITHOUT_NAMES};
+use crate::feeds::Feeds;
 use crate::history::at::{GONE, SnapshotEngine};
 use crate::history::known::Known;
 use crate::history::removal::Pass;
@@ -165,7 +166,8 @@ fn reads(op: &Op) -> bool {
         | Op::QuotaSet(..)
         | Op::QuotaRemove(_)
         | Op::QuotaList(_)
-        | Op::QuotaCheck { .. } => false,
+        | Op::QuotaCheck { .. }
+        | Op::FeedRead { .. } => false,
         op => !op.is_numbered(),
     }
 }
@@ -297,6 +299,7 @@ impl Node {
             snapshots,
             clones: KnownClones::default(),
             quotas: Quotas::default(),
+            feeds: Feeds::new(workers, false),
             is_snapshot: true,
             cluster: self
                 .core

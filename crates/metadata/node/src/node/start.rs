@@ -18,6 +18,7 @@ use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::snapshot::HISTORY_SHARE;
 use parking_lot::Mutex;
 
+use super::feeds::read_feeds;
 use super::quotas::read_quotas;
 use super::reply_thread::ReplyThread;
 use super::snapshots::SnapshotNodes;
@@ -201,6 +202,7 @@ impl Node {
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
         let clones = KnownClones::read(&*engine).map_err(engine_error)?;
         let quotas = read_quotas(&*engine, config.workers, cluster.is_some())?;
+        let feeds = read_feeds(&*engine, config.workers, cluster.is_some())?;
         let (snapshots, below) = (Arc::new(snapshots), engine);
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
@@ -286,6 +288,7 @@ impl Node {
             snapshots,
             clones,
             quotas,
+            feeds,
             is_snapshot: false,
             cluster: cluster.map(Box::new),
         };

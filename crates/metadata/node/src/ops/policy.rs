@@ -16,13 +16,16 @@
 
 use std::fmt::Write;
 
+use kestrel_engine::Mutation;
 use kestrel_types::entry::Entry;
+use kestrel_types::feed::{FeedRow, encode_feed_mark};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::InodeRef;
 use kestrel_types::policy::{Policy, PolicyField, PolicyRecord, XATTR_EFFECTIVE, XATTR_PREFIX};
 use kestrel_types::request::{Answer, Creds, Op, XattrFlags};
 
+use crate::feeds::SEVERAL_NODES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 use crate::stop::{Run, Stop, fail};
@@ -76,6 +79,7 @@ pub fn list(view: &View<'_>, inode: &Inode, names: &mut Vec<u8>) -> Run<()> {
             PolicyField::Consistency => own.consistency.is_some() && !own.is_immutable(),
             PolicyField::Compression => own.compression.is_some(),
             PolicyField::Trash => own.trash.is_some(),
+            PolicyField::Feed => own.feed.is_some(),
         };
         if listed {
             names.extend_from_slice(XATTR_PREFIX);
@@ -107,7 +111,13 @@ pub fn set(
             PolicyField::Trash => {
                 fail(libc::EINVAL, "kestrel.trash takes none, or hours or days: 12h, 7d")
             }
+            PolicyField::Feed => {
+                fail(libc::EINVAL, "kestrel.feed takes none, or hours or days: 12h, 7d")
+            }
         });
+    }
+    if field == PolicyField::Feed && view.core.cluster.is_some() {
+        return Err(Stop::Fail(SEVERAL_NODES));
     }
     let found = changeable(view, creds, inode)?;
     let mut record = view.own_policy(&found.inode)?;
@@ -175,6 +185,7 @@ fn write(view: &mut View<'_>, found: LocatedInode, mut record: PolicyRecord) -> 
     let is_root = found.inode.ino == ROOT;
     let root = if is_root { None } else { root_to_mark(view)? };
     view.begin()?;
+    note_feed(view, &found.inode, &record)?;
     if let Some((cell, mut root)) = root {
         let mut mark = view.own_policy(&root)?;
         mark.in_use = true;
@@ -191,6 +202,18 @@ fn write(view: &mut View<'_>, found: LocatedInode, mut record: PolicyRecord) -> 
     let size = inode.size;
     view.put_inode(&at, inode, size, None)?;
     Ok(Answer::Done)
+}
+
+/// A feed of a directory that begins has no events of before: not those of an earlier feed either.
+fn note_feed(view: &mut View<'_>, dir: &Inode, new: &PolicyRecord) -> Run<()> {
+    let records = |record: &PolicyRecord| record.own.feed.is_some_and(|kept| kept.hours() > 0);
+    if records(new) && !records(&view.own_policy(dir)?) {
+        view.core.feeds.set_in_use();
+        let value = Some(encode_feed_mark(view.stamp));
+        let key = FeedRow::Start.key(dir.ino);
+        view.effects.feed_rows.push(Mutation { key, value });
+    }
+    Ok(())
 }
 
 /// Has an answer say what decides what its client does: the effective policy of the inode in it,
