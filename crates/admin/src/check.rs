@@ -9,6 +9,7 @@
 //! | `check/shares.rs` | shares of directories |
 //! | `check/side.rs` | tables that follow from inodes |
 //! | `check/history.rs` | snapshots, and what rows were at them |
+//! | `check/feeds.rs` | change feeds: whether their rows can be read |
 //! | `check/quotas.rs` | quotas: what counts against what there is |
 //! | `check/clones.rs` | clones that are not finished |
 //! | `check/clients.rs` | sessions, recorded answers, renamed files |
@@ -32,6 +33,7 @@
 mod clients;
 mod clones;
 mod data;
+mod feeds;
 mod history;
 mod inodes;
 pub(crate) mod name;
@@ -240,6 +242,7 @@ pub fn check(
     history::rows(&mut check)?;
     drop(world);
     quotas::check(&mut check)?;
+    feeds::check(&mut check)?;
     objects::check(&mut check, options.store, options.window_objects)?;
     if let (Some(how), Some(store)) = (options.data, options.store) {
         data::check(&mut check, store, how)?;

@@ -118,6 +118,8 @@ finding_kinds! {
     CloneWrong = "clone-wrong", Error;
     /// What counts towards a quota is not what there is, or a row of a quota is damaged.
     QuotaWrong = "quota-wrong", Error;
+    /// A row of a change feed cannot be decoded: readers of the feed get an error there.
+    FeedDamaged = "feed-damaged", Error;
     /// A row lies at a node that does not own it, where it is not read.
     RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.

@@ -124,13 +124,15 @@ fn name_of(engine: &dyn Engine, key: &Key) -> Result<String, CheckError> {
 /// Whether a row belongs to a file or a directory.
 fn is_of_a_file(key: &Key) -> bool {
     use Table::{
-        Chunk, Clone, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Quota, Reap, Subdir,
-        Sweep, System, Txn, Xattr,
+        Chunk, Clone, DirId, DirStat, Entry, Feed, History, Link, Moved, ObjStat, Quota, Reap,
+        Subdir, Sweep, System, Txn, Xattr,
     };
     match key.table {
         Entry | Link | Chunk | Xattr | History | Clone => true,
         // Made anew from the others, or of no one file.
-        DirStat | DirId | Subdir | System | ObjStat | Reap | Moved | Txn | Sweep | Quota => false,
+        DirStat | DirId | Subdir | System | ObjStat | Reap | Moved | Txn | Sweep | Quota | Feed => {
+            false
+        }
     }
 }
 

@@ -22,6 +22,9 @@ use kestrel_meta::node::{Node, NodeConfig};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::Extent;
+use kestrel_types::feed::{
+    FeedEvent, FeedEventKind, FeedPosition, FeedRow, decode_feed_mark, encode_feed_mark,
+};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
@@ -299,6 +302,38 @@ fn quotas_counted_anew() {
     assert_eq!(volume.kinds(), [K::QuotaWrong]);
     assert_eq!(volume.repair().1, 1);
     assert_eq!(volume.check().0, []);
+}
+
+/// A damaged row of a change feed goes, and readers of before it hear that.
+#[test]
+fn damaged_feed() {
+    let volume = Volume::new();
+    let row = |row: FeedRow, value: Box<[u8]>| put(Table::Feed, A, &row.suffix(), value);
+    let at = |stamp| FeedPosition { stamp, ..FeedPosition::default() };
+    let event = FeedEvent {
+        kind: FeedEventKind::Create,
+        ino: B,
+        file: Kind::File,
+        path: b"b"[..].into(),
+        to: None,
+    };
+    let good = |stamp| row(FeedRow::Event(at(stamp)), event.encode());
+    volume.apply(vec![row(FeedRow::Start, encode_feed_mark(5)), good(10), good(20)]);
+    assert_eq!(volume.check().0, []);
+    volume.apply(vec![row(FeedRow::Event(at(15)), [9].into())]);
+    assert_eq!(volume.kinds(), [K::FeedDamaged]);
+    volume.repair();
+    assert_eq!(volume.check().0, []);
+    let mark = |volume: &Volume| {
+        decode_feed_mark(&volume.value(Table::Feed, A, &FeedRow::Trimmed.suffix()).unwrap())
+    };
+    assert_eq!(mark(&volume), Ok(15));
+    // One that said from where on there are events: none may be missing.
+    volume.apply(vec![row(FeedRow::Trimmed, [1].into()), put(Table::Feed, A, b"xyz", [].into())]);
+    assert_eq!(volume.kinds(), [K::FeedDamaged]);
+    volume.repair();
+    assert_eq!(volume.check().0, []);
+    assert_eq!(mark(&volume), Ok(20));
 }
 
 /// The check reports a damaged link record, and the repair touches nothing else.

@@ -95,6 +95,9 @@ pub fn load_into(
     if Rows::new(&rows, Table::Quota).next().is_some() {
         return Err(DumpError::Quotas);
     }
+    if Rows::new(&rows, Table::Feed).next().is_some() {
+        return Err(DumpError::Feeds);
+    }
     add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;

@@ -19,7 +19,7 @@ use crate::rows::{DirId, decode_ceiling, decode_xattr, encode_ceiling, encode_xa
 type Object = Map<String, Value>;
 
 /// Names of the tables, by number.
-const TABLES: [(&str, Table); 16] = [
+const TABLES: [(&str, Table); 17] = [
     ("system", Table::System),
     ("entry", Table::Entry),
     ("dirstat", Table::DirStat),
@@ -36,6 +36,7 @@ const TABLES: [(&str, Table); 16] = [
     ("history", Table::History),
     ("clone", Table::Clone),
     ("quota", Table::Quota),
+    ("feed", Table::Feed),
 ];
 
 /// A row.
@@ -103,7 +104,9 @@ fn key_shape(table: Table) -> Option<(&'static str, Suffix)> {
         Table::ObjStat => ("object", Suffix::U16("worker")),
         Table::Reap => ("due", Suffix::U64("object")),
         Table::Sweep => ("ino", Suffix::U64("chunk")),
-        Table::Moved | Table::Txn | Table::History | Table::Clone | Table::Quota => return None,
+        Table::Moved | Table::Txn | Table::History | Table::Clone | Table::Quota | Table::Feed => {
+            return None;
+        }
     })
 }
 
@@ -217,7 +220,8 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
         | Table::Txn
         | Table::History
         | Table::Clone
-        | Table::Quota => return None,
+        | Table::Quota
+        | Table::Feed => return None,
     }
     Some(object)
 }
@@ -252,7 +256,9 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
         Table::Xattr => encode_xattr(&get_bytes(object, "value")?),
         Table::ObjStat => ObjStat { referenced: signed("referenced")? }.encode(),
         Table::Subdir | Table::Reap | Table::Sweep => Box::new([]),
-        Table::Moved | Table::Txn | Table::History | Table::Clone | Table::Quota => return None,
+        Table::Moved | Table::Txn | Table::History | Table::Clone | Table::Quota | Table::Feed => {
+            return None;
+        }
     })
 }
 

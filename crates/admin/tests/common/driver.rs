@@ -63,6 +63,13 @@ impl Driver {
         Self { sets_quotas: true, ..Self::new(seed) }
     }
 
+    /// Records all changes from now on, in a change feed of the root.
+    pub fn record_changes(&self) {
+        let (name, value) = (b"kestrel.feed"[..].into(), b"1d"[..].into());
+        let op = Op::SetXattr(InodeRef::by_id(ROOT), name, value, XattrFlags::default());
+        assert!(self.ask(op).is_ok());
+    }
+
     fn ask(&self, op: Op) -> Reply {
         self.node.call(Request { creds: Creds::root(), op })
     }

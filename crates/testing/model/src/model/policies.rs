@@ -78,8 +78,8 @@ impl Model {
         };
         let fits = |dir: u64, is_kept: bool| {
             let right = own.over(self.handed_down(dir));
-            let Policy { consistency, compression, trash } = real.effective;
-            trash.is_none()
+            let Policy { consistency, compression, trash, feed } = real.effective;
+            (trash, feed) == (None, None)
                 && (consistency.is_none() || is_kept && consistency == right.consistency)
                 && (compression.is_none() || compression == right.compression)
         };
