@@ -31,6 +31,7 @@
 //! | `repeat` | loops over requests |
 //! | `snapshots` | snapshots of directories; the file system at one of them |
 //! | `tree_removal` | removal of whole trees |
+//! | `feeds` | change feeds |
 //! | `trash` | what is removed and kept for a time |
 //!
 //! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
@@ -46,6 +47,7 @@ pub mod clones;
 mod compact;
 mod compression;
 mod copy;
+mod feeds;
 mod flush;
 mod flush_next;
 mod handles;

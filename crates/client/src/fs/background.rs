@@ -29,6 +29,9 @@ const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after each part of the history that is looked through when snapshots were removed.
 const HISTORY_PAUSE: Duration = Duration::from_millis(2);
 
+/// Pause after each batch of events that are removed from change feeds.
+const FEED_PAUSE: Duration = Duration::from_millis(2);
+
 /// Pause after each part of a clone that is finished: 512 names take about as long.
 const CLONE_PAUSE: Duration = Duration::from_millis(2);
 
@@ -196,6 +199,9 @@ impl Fs {
         }
         while !*stop.0.lock() && node.tidy_history()? {
             std::thread::sleep(HISTORY_PAUSE);
+        }
+        while !*stop.0.lock() && node.trim_feeds(self.clock.now())? {
+            std::thread::sleep(FEED_PAUSE);
         }
         Ok(())
     }
