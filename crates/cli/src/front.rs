@@ -20,8 +20,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Data set",
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
         &[
-            "snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "trash", "warmup",
-            "compact",
+            "snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "trash", "watch",
+            "warmup", "compact",
         ],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),

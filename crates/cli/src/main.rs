@@ -57,7 +57,7 @@ use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
     mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, token, trash,
-    umount, warmup,
+    umount, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -99,6 +99,7 @@ enum Verb {
     Du(du::DuArgs),
     Rm(rm::RmArgs),
     Trash(trash::TrashArgs),
+    Watch(watch::WatchArgs),
     Snapshot(snapshot::SnapshotArgs),
     Clone(clone::CloneArgs),
     Stats(stats::StatsArgs),
@@ -143,6 +144,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Du(args) => du::run(args),
         Verb::Rm(args) => rm::run(args),
         Verb::Trash(args) => trash::run(args),
+        Verb::Watch(args) => watch::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
         Verb::Clone(args) => clone::run(args),
         Verb::Stats(args) => stats::run(args),

@@ -9,6 +9,8 @@
 //! | `verbs/ls.rs` | pages of the names of a directory |
 //! | `verbs/du.rs` | what the directories of a tree hold |
 //! | `verbs/rm.rs` | remove trees |
+//! | `verbs/trash.rs` | what was removed and is kept for a time |
+//! | `verbs/watch.rs` | what changes below a directory |
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/quota.rs` | limits of bytes and files |
@@ -46,6 +48,7 @@ pub mod token;
 pub mod trash;
 pub mod umount;
 pub mod warmup;
+pub mod watch;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -111,6 +114,17 @@ impl std::fmt::Display for Target {
             Self::Served(url) => f.write_str(url),
         }
     }
+}
+
+/// A name on one line, for people.
+fn shown_name(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    text.chars()
+        .flat_map(|c| match c {
+            c if c.is_control() => c.escape_default().collect::<Vec<_>>(),
+            c => vec![c],
+        })
+        .collect()
 }
 
 /// Opens a volume that nobody serves.

@@ -9,6 +9,7 @@
 //! | `snapshots/quotas.rs` | answers to questions about quotas |
 //! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
 //! | `snapshots/removals.rs` | answers to questions of `kestrel rm -r` |
+//! | `snapshots/feed.rs` | answers to questions of `kestrel watch` |
 //! | `snapshots/trash.rs` | answers to questions of `kestrel trash` |
 //! | `snapshots/record.rs` | the record of a schedule |
 //! | `snapshots/keeper.rs` | the thread that keeps schedules |
@@ -21,6 +22,7 @@ pub mod calls;
 pub mod changes;
 pub mod content;
 pub mod diff;
+mod feed;
 pub mod keeper;
 pub mod listing;
 pub mod named;

@@ -10,6 +10,7 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger::utc;
 use serde_json::{Value, json};
 
+use super::shown_name;
 use super::snapshot::KeyArgs;
 use super::snapshot::place::Place;
 
@@ -146,7 +147,7 @@ impl Output {
             )?;
         }
         match self.escapes {
-            true => writeln!(self.out, "{}", shown(&name)),
+            true => writeln!(self.out, "{}", shown_name(&name)),
             false => {
                 self.out.write_all(&name)?;
                 self.out.write_all(b"\n")
@@ -190,17 +191,6 @@ fn mode_text(kind: &str, mode: u64) -> String {
         });
     }
     text
-}
-
-/// A name on one line.
-fn shown(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    text.chars()
-        .flat_map(|c| match c {
-            c if c.is_control() => c.escape_default().collect::<Vec<_>>(),
-            c => vec![c],
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ Fields:
                opened for writing from then on; default as-volume: what `kestrel config` says
   trash        none (default), or how long the trash keeps what is removed or replaced below: 12h,
                7d, at most 2730d; `kestrel trash` lists and restores it
+  feed         none (default), or how long a record of all changes below is kept: 12h, 7d, at most
+               2730d; `kestrel watch` reads it. Directories above record on; none below one that
+               records leaves its tree out
 
 Of each field the nearest directory's word counts. The owner of a directory and root may set and
 remove fields. They are also extended attributes: getfattr -n kestrel.consistency DIR. See
@@ -170,7 +173,11 @@ fn refused(path: &Path, why: &io::Error) -> Failure {
             "the volume has a /.trash that is not root's alone; rename it, and set the policy again"
                 .into()
         }
-        Some(libc::EOPNOTSUPP) => "only directories of KestrelFS have policies".into(),
+        Some(libc::EOPNOTSUPP) => {
+            "only directories of KestrelFS have policies, and those of a volume that several nodes \
+             share not the policy feed"
+                .into()
+        }
         Some(libc::EROFS) => "the volume is mounted read-only".into(),
         _ => why.to_string(),
     };

@@ -17,6 +17,7 @@
 //! | `removal` | `at`, `after` | rows and bytes that removing a snapshot would give back |
 //! | `usage` | `at`, `dir` | files, directories and bytes of the tree |
 //! | `clone` | directory, `snapshot` or `null`, `to`: a directory, `name` | `{"dir": number}` |
+//! | `feed` | directory, `from`, `limit` | a page of a change feed: [`super::feed`] |
 //! | `clone-step` | directory | `{"names": count, "done": …}`, for `kestrel clone --eager` |
 //!
 //! `quota-set` and others of that name are [`super::quotas`], `rm-take` and others of that name
@@ -47,7 +48,7 @@ use super::named::{after_of, directory, name_of, shown_name, snapshot_of};
 use super::record;
 use super::schedule::SnapshotSchedule;
 use super::trees::summary;
-use super::{changes, quotas, removals, trash};
+use super::{changes, feed, quotas, removals, trash};
 use crate::ask::path_value;
 use crate::logger::utc;
 
@@ -69,6 +70,7 @@ pub struct SnapshotEndpoint<'a> {
 pub fn changes(question: &Value) -> bool {
     match question["act"].as_str() {
         Some("list" | "page" | "ls" | "changes" | "removal" | "ranges" | "usage") => false,
+        Some("feed") => false,
         Some("quota-get" | "quota-list" | "rm-find" | "rm-check" | "rm-left") => false,
         Some("quota-check") => question["repair"] == true,
         Some("schedule") => question.get("set").is_some(),
@@ -114,6 +116,7 @@ impl SnapshotEndpoint<'_> {
                 let step = calls.clone_step(dir()?).map_err(|why| told(&why))?;
                 Ok(json!({ "names": step.names, "done": step.done }))
             }
+            "feed" => feed::answer(&calls, question, dir()?),
             _ if act.starts_with("rm-") => removals::answer(&calls, question),
             _ if act.starts_with("trash-") => trash::answer(&calls, question),
             _ if act.starts_with("quota-") => {
