@@ -43,6 +43,7 @@ ELSEWHERE = {
     **{f"Q{number}": "tests/posix/quotas.sh" for number in range(1, 11)},
     **{f"R{number}": "tests/posix/remove.sh" for number in range(1, 9)},
     **{f"T{number}": "tests/posix/trash.sh" for number in range(1, 9)},
+    **{f"W{number}": "tests/posix/watch.sh" for number in range(1, 9)},
 }
 TESTS = {}
 libc = ctypes.CDLL(None, use_errno=True)
