@@ -145,6 +145,23 @@ def cluster(scratch, count):
     return Cluster(scratch, count) if count > 1 else Server(scratch, "--durability", "commit")
 
 
+def cpu_of(pid):
+    """Seconds of CPU that a process has used."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+        except FileNotFoundError:
+            pass
+    return total / 1e9
+
+
+def mounted(volume):
+    """The process that mounts a volume."""
+    return int(re.search(r'"pid": *(\d+)', run(KESTREL, "status", volume, "--json")).group(1))
+
+
 def take_away(scratch):
     """Unmounts and ends what an unfinished run has left below `scratch`, and removes that."""
     with open("/proc/self/mountinfo", encoding="utf-8") as mounts:

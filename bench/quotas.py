@@ -11,34 +11,16 @@ without quotas. CPU is that of the mount's process.
 
 import argparse
 import os
-import re
 import statistics
 import tempfile
 import time
 
-from common import KESTREL, TARGET, bars, conclude, run, take_away
+from common import KESTREL, TARGET, bars, conclude, cpu_of, mounted, run, take_away
 
 # CPU with quotas to CPU without.
 RATIO_MAX = 1.1
 DEPTH = 10
 DATA = b"q" * (64 << 10)
-
-
-def cpu_of(pid):
-    """Seconds of CPU that a process has used."""
-    total = 0
-    for task in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
-                total += int(file.read().split()[0])
-        except FileNotFoundError:
-            pass
-    return total / 1e9
-
-
-def mounted(volume):
-    """The process that mounts a volume."""
-    return int(re.search(r'"pid": *(\d+)', run(KESTREL, "status", volume, "--json")).group(1))
 
 
 def create(path):
