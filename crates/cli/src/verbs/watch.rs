@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_daemon::ask::path_bytes;
@@ -25,6 +25,10 @@ const PAGE_EVENTS: u64 = 1024;
 /// Rests between questions while nothing happens: the first, and the longest.
 const REST_FIRST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
+
+/// How old the cursor in a file may be while nothing happens: events that are not below the
+/// directory expire, and a cursor before them is too late.
+const CURSOR_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// Longest content of a file with a cursor, bytes.
 const CURSOR_BYTES_MAX: u64 = 1024;
@@ -83,7 +87,7 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
     let mut place = Place::of(&args.path, &args.store.store()).map_err(|why| why.of(VERB))?;
     let mut question = json!({ "act": "feed", "from": since, "limit": PAGE_EVENTS });
     let mut output = Output::new(args);
-    let (mut rest, mut is_told) = (REST_FIRST, false);
+    let (mut rest, mut is_told, mut written) = (REST_FIRST, false, None::<Instant>);
     loop {
         let from = question["from"].as_str().unwrap_or_default().to_owned();
         let goes_on = |why: Failure| match is_told && !why.reason().contains("--since") {
@@ -95,10 +99,11 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
         output.page(events, &from)?;
         let cursor = page["cursor"].as_str().unwrap_or_default().to_owned();
         if let Some(file) = &args.cursor_file
-            && cursor != from
-            && (!events.is_empty() || matches!(&*from, "now" | "oldest"))
+            && (!events.is_empty()
+                || written.is_none_or(|written| written.elapsed() >= CURSOR_AGE_MAX))
         {
             write_cursor(file, &cursor)?;
+            written = Some(Instant::now());
         }
         let is_quiet = events.is_empty();
         if page["more"] != true {

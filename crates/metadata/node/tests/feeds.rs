@@ -245,6 +245,26 @@ fn several_names() {
     f.check();
 }
 
+/// A clone is one event of the feed around it, and records nothing by a policy that it has copied.
+#[test]
+fn clones() {
+    let f = fixture();
+    f.call(policy(ROOT, "1h")).unwrap();
+    let dir = f.inode(mkdir("t")).ino;
+    f.call(policy(dir, "2h")).unwrap();
+    f.inode(mkdir("t/d"));
+    f.inode(make("t/d/f"));
+    let (_, next) = told(&f, ROOT, FeedStart::Now);
+    let clone = f.inode(Op::CloneDir { source: dir, at: None, place: at(ROOT, "c") }).ino;
+    f.inode(make("c/d/g"));
+    assert_eq!(told(&f, ROOT, next).0, ["moved-in c", "create c/d/g"]);
+    assert_eq!(told(&f, clone, next).0, ["create d/g"]);
+    f.call(policy(clone, "2h")).unwrap();
+    f.inode(make("c/d/h"));
+    assert_eq!(told(&f, clone, FeedStart::Oldest).0, ["create d/h"]);
+    f.check();
+}
+
 /// What fails is no event, and neither are reads and access times.
 #[test]
 fn no_events() {

@@ -91,7 +91,7 @@ struct FeedEvents {
 
 /// Timestamps up to which a feed has no events.
 struct FeedMarks {
-    /// It was not there; 0 if it came with a clone.
+    /// It was not there; 0 if the row that says so was lost.
     began: u64,
     /// They have been removed.
     trimmed: u64,
@@ -175,6 +175,7 @@ impl Node {
         }
     }
 
+    /// What is known of a feed besides its events.
     fn feed_marks(&self, feed: InodeId) -> FsResult<FeedMarks> {
         let keys = [FeedRow::Start.key(feed), FeedRow::Trimmed.key(feed)];
         let mut marks = [Ok(0), Ok(0)];
@@ -262,10 +263,12 @@ impl Node {
     }
 
     fn trim_feed(&self, feed: InodeId, now: Nanos) -> FsResult<bool> {
+        // Before the policy is read: a feed that begins after that has later events.
+        let ended = self.core.feeds.complete_to(self.stamps.settled().0);
         let hours = self.feed_hours(feed)?;
         // Of a feed that has ended all events go.
         let cut = if hours == 0 {
-            self.core.feeds.complete_to(self.stamps.settled().0)
+            ended
         } else {
             let since = now.saturating_sub(Nanos::from(hours) * 3600 * SECOND);
             u64::try_from(since).unwrap_or(0)

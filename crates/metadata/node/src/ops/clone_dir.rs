@@ -21,7 +21,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{Name, PathRef};
-use kestrel_types::policy::PolicyRecord;
+use kestrel_types::policy::{Policy, PolicyRecord};
 use kestrel_types::request::{Answer, Creds};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use kestrel_types::stat::DirStat;
@@ -126,7 +126,8 @@ fn present(view: &mut View<'_>, dir: InodeId) -> Run<SourceDir> {
     Ok(SourceDir { inode: found.inode, stat, xattrs })
 }
 
-/// What a based directory's record and share are, by those of its source.
+/// What a based directory's record and share are, by those of its source. It has no change feed of
+/// its own: one begins when the policy is set, which is recorded with it.
 pub fn based(
     source: &SourceDir,
     ino: InodeId,
@@ -134,8 +135,8 @@ pub fn based(
 ) -> Run<(Inode, PolicyRecord, DirStat)> {
     let SourceDir { inode, stat, .. } = source;
     let said = inode.policy().map_err(|why| crate::stop::damaged("policy", &why))?;
-    let policy =
-        PolicyRecord { own: said.own, base: NonZeroU64::new(clone.id), ..PolicyRecord::default() };
+    let own = Policy { feed: said.own.feed.filter(|kept| kept.hours() == 0), ..said.own };
+    let policy = PolicyRecord { own, base: NonZeroU64::new(clone.id), ..PolicyRecord::default() };
     let mut new = Inode { ino, ctime: clone.created, ..inode.clone() };
     (new.change, new.data_change) = (clone.id, clone.id);
     new.set_policy(policy);
