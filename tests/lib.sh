@@ -310,6 +310,16 @@ all_acknowledged() {
     done
 }
 
+# until_so COMMAND…: it succeeds within two minutes.
+until_so() {
+    local try
+    for ((try = 0; try < 1200; try++)); do
+        "$@" && return 0
+        sleep 0.1
+    done
+    return 1
+}
+
 # random FROM TO
 random() {
     echo $(($1 + (RANDOM * 32768 + RANDOM) % ($2 - $1 + 1)))

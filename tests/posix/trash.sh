@@ -23,15 +23,6 @@ print(*sorted(entry["path"] for entry in json.load(sys.stdin)), sep="\n")'; }
 has() { diff <(listed "$mnt/t") <([ $# = 0 ] && echo || printf "$mnt/t/%s\n" "$@" | sort); }
 user() { setpriv --reuid 1234 --regid 1234 --clear-groups "$@"; }
 nothing_kept() { [ -z "$(ls -A "$kept")" ]; }
-# until_so COMMAND…: it succeeds within two minutes.
-until_so() {
-    local try
-    for ((try = 0; try < 1200; try++)); do
-        "$@" && return 0
-        sleep 0.1
-    done
-    return 1
-}
 
 echo "-- the policy"
 mkdir "$mnt/t" "$mnt/other"

@@ -21,15 +21,6 @@ all() { watch "$1" --since oldest --no-wait --json >"$2"; }
 told() { watch "$@" --no-wait 2>/dev/null | sed -E 's/^[^ ]+  ([^ ]+) +/\1 /'; }
 # now_at DIR: the cursor after all that has happened below DIR.
 now_at() { watch "$1" --no-wait --json | sed -n 's/.*"cursor":"\([^"]*\)".*/\1/p'; }
-# until_so COMMAND…: it succeeds within two minutes.
-until_so() {
-    local try
-    for ((try = 0; try < 1200; try++)); do
-        "$@" && return 0
-        sleep 0.1
-    done
-    return 1
-}
 
 if [ "$NODES" != 1 ]; then
     refuses "a cluster says that it has none" 'several nodes' \
