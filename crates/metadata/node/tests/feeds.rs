@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,13 +15,15 @@ use common::{Fixture, at, config, name, stress, user};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies};
+use kestrel_model::{FeedMirror, NamesBelow};
 use kestrel_types::clock::{Clock, SECOND};
-use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedId, FeedPage, FeedPosition, FeedStart};
+use kestrel_types::feed::{FeedEvent, FeedId, FeedPage, FeedPosition, FeedStart};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, XattrFlags,
+    Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr,
+    XattrFlags,
 };
 use parking_lot::Mutex;
 
@@ -443,18 +444,14 @@ fn durable_events() {
     f.check();
 }
 
-/// What a reader has that applies the events below a directory: paths, and what they stand for.
-struct Mirror {
+/// A reader that applies the events below a directory.
+struct Reader {
     dir: InodeId,
     from: FeedStart,
-    names: BTreeMap<Vec<u8>, InodeId>,
+    mirror: FeedMirror,
 }
 
-fn is_below(path: &[u8], dir: &[u8]) -> bool {
-    path == dir || path.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"))
-}
-
-fn list(node: &Node, dir: InodeId) -> Vec<kestrel_types::request::DirEntry> {
+fn list(node: &Node, dir: InodeId) -> Vec<DirEntry> {
     let op = Op::ReadDir { dir, after: None, limit: 100_000, check: false };
     match node.call(Request { creds: Creds::root(), op }) {
         Ok(Answer::Entries { entries, .. }) => entries,
@@ -462,13 +459,12 @@ fn list(node: &Node, dir: InodeId) -> Vec<kestrel_types::request::DirEntry> {
     }
 }
 
-/// The paths of all names below a directory, without the trash.
-fn scan(node: &Node, dir: InodeId, at: &[u8], names: &mut BTreeMap<Vec<u8>, InodeId>) {
+/// Adds the paths of all names below a directory.
+fn scan(node: &Node, dir: InodeId, at: &[u8], names: &mut NamesBelow) {
     for entry in list(node, dir) {
-        let path = if at.is_empty() {
-            entry.name.as_bytes().to_vec()
-        } else {
-            [at, b"/", entry.name.as_bytes()].concat()
+        let path = match at {
+            [] => entry.name.as_bytes().to_vec(),
+            at => [at, b"/", entry.name.as_bytes()].concat(),
         };
         names.insert(path.clone(), entry.ino);
         if entry.kind == Kind::Dir {
@@ -477,62 +473,12 @@ fn scan(node: &Node, dir: InodeId, at: &[u8], names: &mut BTreeMap<Vec<u8>, Inod
     }
 }
 
-impl Mirror {
+impl Reader {
     fn new(node: &Node, dir: InodeId) -> Self {
         let from = after(&read(node, dir, FeedStart::Now, 1).unwrap());
-        let mut names = BTreeMap::new();
-        scan(node, dir, b"", &mut names);
-        Self { dir, from, names }
-    }
-
-    fn take(&mut self, path: &[u8]) -> Vec<(Vec<u8>, InodeId)> {
-        let below: Vec<Vec<u8>> =
-            self.names.keys().filter(|name| is_below(name, path)).cloned().collect();
-        let rest = |name: &[u8]| name[path.len()..].to_vec();
-        below.iter().map(|name| (rest(name), self.names.remove(name).unwrap())).collect()
-    }
-
-    fn put(&mut self, path: &[u8], tree: Vec<(Vec<u8>, InodeId)>) {
-        self.names.extend(tree.into_iter().map(|(rest, ino)| ([path, &*rest].concat(), ino)));
-    }
-
-    fn apply(&mut self, node: &Node, event: &FeedEvent) {
-        let FeedEvent { kind, ino, file, path, to } = event;
-        let before = self.names.get(&**path).copied();
-        match kind {
-            FeedEventKind::Create => assert_eq!(self.names.insert(path.to_vec(), *ino), None),
-            FeedEventKind::Remove | FeedEventKind::MovedOut => {
-                assert_eq!(before, Some(*ino), "{event:?}");
-                self.take(path);
-            }
-            FeedEventKind::Rename => {
-                let target = to.as_ref().unwrap();
-                let replaced = self.names.get(&*target.path).copied();
-                assert_eq!(replaced, target.before.map(|(ino, _)| ino), "{event:?}");
-                assert_eq!(before, Some(*ino), "{event:?}");
-                self.take(&target.path);
-                let tree = self.take(path);
-                self.put(&target.path, tree);
-            }
-            FeedEventKind::Exchange => {
-                let target = to.as_ref().unwrap();
-                let (one, two) = (self.take(path), self.take(&target.path));
-                assert_eq!(one[0].1, *ino);
-                assert_eq!(Some(two[0].1), target.before.map(|(ino, _)| ino));
-                self.put(path, two);
-                self.put(&target.path, one);
-            }
-            FeedEventKind::MovedIn => {
-                self.take(path);
-                self.names.insert(path.to_vec(), *ino);
-                if *file == Kind::Dir {
-                    scan(node, *ino, path, &mut self.names);
-                }
-            }
-            FeedEventKind::Modify | FeedEventKind::Attributes => {
-                assert_eq!(before, Some(*ino), "{event:?}");
-            }
-        }
+        let mut mirror = FeedMirror::default();
+        scan(node, dir, b"", &mut mirror.names);
+        Self { dir, from, mirror }
     }
 
     /// Applies what there is; whether there was something.
@@ -542,7 +488,10 @@ impl Mirror {
             let page = read(node, self.dir, self.from, limit).unwrap();
             self.from = after(&page);
             any |= !page.events.is_empty();
-            page.events.iter().for_each(|(_, event)| self.apply(node, event));
+            for (_, event) in &page.events {
+                let scan = &mut |dir, path: &[u8], names: &mut _| scan(node, dir, path, names);
+                self.mirror.apply(event, scan).unwrap();
+            }
             if !page.more {
                 return any;
             }
@@ -550,9 +499,9 @@ impl Mirror {
     }
 
     fn compare(&self, node: &Node) {
-        let mut names = BTreeMap::new();
+        let mut names = NamesBelow::new();
         scan(node, self.dir, b"", &mut names);
-        assert_eq!(self.names, names);
+        assert_eq!(self.mirror.names, names);
     }
 }
 
@@ -567,7 +516,7 @@ fn run(raws: &[Raw], workers: usize) {
     f.call(policy(dirs[0], "1h")).unwrap();
     f.call(policy(dirs[1], "2h")).unwrap();
     // That of `b` is a part of that of `t`.
-    let mut mirrors = dirs.map(|dir| Mirror::new(&f.node, dir));
+    let mut readers = dirs.map(|dir| Reader::new(&f.node, dir));
     let path = |number: u8| {
         let dirs = ["t", "t/a", "t/b", "u", "t/a/x", "t/b/y", "u/x"];
         let names = ["x", "y", "z"];
@@ -607,9 +556,9 @@ fn run(raws: &[Raw], workers: usize) {
             }
         };
         let _result = f.call(op);
-        for mirror in &mut mirrors {
-            mirror.follow(&f.node, u32::from(*kind) % 3 + 1);
-            mirror.compare(&f.node);
+        for reader in &mut readers {
+            reader.follow(&f.node, u32::from(*kind) % 3 + 1);
+            reader.compare(&f.node);
         }
     }
     f.check();
@@ -637,24 +586,24 @@ fn replay_beside_threads() {
     for workers in [1, 3] {
         let f = Fixture::new(config(workers));
         f.call(policy(ROOT, "1h")).unwrap();
-        let mut mirror = Mirror::new(&f.node, ROOT);
+        let mut reader = Reader::new(&f.node, ROOT);
         let ended = Arc::new(AtomicBool::new(false));
         std::thread::scope(|scope| {
             let (node, seen) = (f.node.clone(), ended.clone());
-            let mirror = &mut mirror;
-            let reader = scope.spawn(move || {
+            let reader = &mut reader;
+            let thread = scope.spawn(move || {
                 let mut pages = 0;
                 while !seen.load(Ordering::Acquire) {
-                    pages += u32::from(mirror.follow(&node, 100));
+                    pages += u32::from(reader.follow(&node, 100));
                 }
-                mirror.follow(&node, 4096);
+                reader.follow(&node, 4096);
                 pages
             });
             stress::run(&f.node, 6, 3_000);
             ended.store(true, Ordering::Release);
-            assert!(reader.join().unwrap() > 0);
+            assert!(thread.join().unwrap() > 0);
         });
-        mirror.compare(&f.node);
+        reader.compare(&f.node);
         f.check();
     }
 }

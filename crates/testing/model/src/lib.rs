@@ -23,6 +23,7 @@
 //!
 //! | module | |
 //! | --- | --- |
+//! | `feed_mirror` | [`FeedMirror`]: what a reader of a change feed has |
 //! | `model` | [`Model`], its inodes ([`ModelInode`]), and the rules, one file a subject |
 //!
 //! # Invariants
@@ -40,11 +41,13 @@
     reason = "what the model holds together must hold; it is for tests only"
 )]
 
+mod feed_mirror;
 mod model;
 
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::Op;
 
+pub use feed_mirror::{FeedMirror, NamesBelow};
 pub use model::{Byte, CONFLICT, Layout, Model, ModelInode, NEED_GROUPS, SYMLINK, code};
 
 /// The inode that an operation names by number, not by place.
