@@ -216,11 +216,8 @@ fn key_of(clone: CloneId, kind: u8, number: u64) -> Key {
 }
 
 fn versioned(row: &[u8]) -> Result<Reader<'_>, DecodeError> {
-    let mut reader = Reader::new(row);
-    match reader.u8()? {
-        VERSION => Ok(reader),
-        _ => Err(DecodeError("clone of an unknown format version")),
-    }
+    let unknown = DecodeError("clone of an unknown format version");
+    Reader::versioned(row, VERSION, unknown)
 }
 
 #[cfg(test)]

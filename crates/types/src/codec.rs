@@ -30,6 +30,19 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
+    /// Starts behind a first byte, which has to be `version`.
+    ///
+    /// # Errors
+    /// `unknown` for another version; if there is no byte.
+    pub fn versioned(
+        bytes: &'a [u8],
+        version: u8,
+        unknown: DecodeError,
+    ) -> Result<Self, DecodeError> {
+        let mut reader = Self::new(bytes);
+        if reader.u8()? == version { Ok(reader) } else { Err(unknown) }
+    }
+
     /// Bytes not yet read.
     pub fn remaining(&self) -> usize {
         self.0.len()

@@ -101,6 +101,9 @@ pub struct FeedEvent {
     pub to: Option<FeedTarget>,
 }
 
+/// Bytes of a position.
+pub const POSITION_BYTES: usize = 14;
+
 /// Position of an event in a feed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FeedPosition {
@@ -116,6 +119,23 @@ impl FeedPosition {
     /// The last position with this timestamp.
     pub const fn end_of(stamp: u64) -> Self {
         Self { stamp, worker: u16::MAX, number: u32::MAX }
+    }
+
+    /// Its bytes, in keys and messages: they sort as positions do.
+    pub fn to_bytes(self) -> [u8; POSITION_BYTES] {
+        let mut bytes = [0; POSITION_BYTES];
+        bytes[..8].copy_from_slice(&self.stamp.to_be_bytes());
+        bytes[8..10].copy_from_slice(&self.worker.to_be_bytes());
+        bytes[10..].copy_from_slice(&self.number.to_be_bytes());
+        bytes
+    }
+
+    /// Reads what [`FeedPosition::to_bytes`] gave.
+    ///
+    /// # Errors
+    /// If the bytes are truncated.
+    pub fn decode_from(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self { stamp: reader.u64()?, worker: reader.u16()?, number: reader.u32()? })
     }
 
     /// When it was, in nanoseconds since 1970.
@@ -180,13 +200,7 @@ impl FeedRow {
         match self {
             Self::Start => Vec::new(),
             Self::Trimmed => vec![0],
-            Self::Event(FeedPosition { stamp, worker, number }) => {
-                let mut suffix = Vec::with_capacity(14);
-                suffix.extend_from_slice(&stamp.to_be_bytes());
-                suffix.extend_from_slice(&worker.to_be_bytes());
-                suffix.extend_from_slice(&number.to_be_bytes());
-                suffix
-            }
+            Self::Event(position) => position.to_bytes().to_vec(),
         }
     }
 
@@ -195,10 +209,8 @@ impl FeedRow {
         match suffix {
             [] => Some(Self::Start),
             [0] => Some(Self::Trimmed),
-            suffix if suffix.len() == 14 => {
-                let mut reader = Reader::new(suffix);
-                let (stamp, worker) = (reader.u64().ok()?, reader.u16().ok()?);
-                Some(Self::Event(FeedPosition { stamp, worker, number: reader.u32().ok()? }))
+            suffix if suffix.len() == POSITION_BYTES => {
+                FeedPosition::decode_from(&mut Reader::new(suffix)).ok().map(Self::Event)
             }
             _ => None,
         }
@@ -209,11 +221,8 @@ impl FeedRow {
 const VERSION: u8 = 1;
 
 fn versioned(bytes: &[u8]) -> Result<Reader<'_>, DecodeError> {
-    let mut reader = Reader::new(bytes);
-    match reader.u8()? {
-        VERSION => Ok(reader),
-        _ => Err(DecodeError("row of a feed of an unknown format version; use a newer release")),
-    }
+    let unknown = DecodeError("row of a feed of an unknown format version; use a newer release");
+    Reader::versioned(bytes, VERSION, unknown)
 }
 
 /// The value of [`FeedRow::Start`] and [`FeedRow::Trimmed`]: a timestamp up to which the feed has

@@ -6,7 +6,7 @@
 //! refused, since a field that is ignored is a promise that is broken.
 
 use std::num::NonZeroU64;
-use std::str;
+use std::str::{self, FromStr};
 use std::time::Duration;
 
 use crate::codec::{DecodeError, Reader, put_string};
@@ -176,25 +176,17 @@ impl Policy {
         if value.len() > VALUE_BYTES_MAX {
             return false;
         }
+        self.set_parsed(field, value).is_some()
+    }
+
+    fn set_parsed(&mut self, field: PolicyField, value: &[u8]) -> Option<()> {
         match field {
-            PolicyField::Consistency => match Consistency::from_name(value) {
-                Some(value) => self.consistency = Some(value),
-                None => return false,
-            },
-            PolicyField::Compression => match str::from_utf8(value).map(str::parse) {
-                Ok(Ok(value)) => self.compression = Some(value),
-                _ => return false,
-            },
-            PolicyField::Trash => match str::from_utf8(value).map(str::parse) {
-                Ok(Ok(value)) => self.trash = Some(value),
-                _ => return false,
-            },
-            PolicyField::Feed => match str::from_utf8(value).map(str::parse) {
-                Ok(Ok(value)) => self.feed = Some(value),
-                _ => return false,
-            },
+            PolicyField::Consistency => self.consistency = Some(Consistency::from_name(value)?),
+            PolicyField::Compression => self.compression = Some(parsed(value)?),
+            PolicyField::Trash => self.trash = Some(parsed(value)?),
+            PolicyField::Feed => self.feed = Some(parsed(value)?),
         }
-        true
+        Some(())
     }
 
     /// Reads the value of the attribute [`XATTR_EFFECTIVE`]: what all lines say that this build
@@ -220,6 +212,10 @@ impl Policy {
             PolicyField::Feed => self.feed = None,
         }
     }
+}
+
+fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
+    str::from_utf8(value).ok()?.parse().ok()
 }
 
 /// Version of a record.

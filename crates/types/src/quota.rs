@@ -111,11 +111,8 @@ impl QuotaRow {
 const VERSION: u8 = 1;
 
 fn versioned(bytes: &[u8]) -> Result<Reader<'_>, DecodeError> {
-    let mut reader = Reader::new(bytes);
-    match reader.u8()? {
-        VERSION => Ok(reader),
-        _ => Err(DecodeError("row of a quota of an unknown format version; use a newer release")),
-    }
+    let unknown = DecodeError("row of a quota of an unknown format version; use a newer release");
+    Reader::versioned(bytes, VERSION, unknown)
 }
 
 /// What may be used. A limit that is `None` does not exist.

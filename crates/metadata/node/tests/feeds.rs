@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
-use common::rules::{create, fixture, lookup, mkdir};
+use common::rules::{create, fixture, lookup, mkdir, rename};
 use common::{Fixture, at, config, name, stress, user};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
@@ -36,10 +36,6 @@ fn policy(dir: InodeId, value: &str) -> Op {
 
 fn unset(dir: InodeId) -> Op {
     Op::RemoveXattr(InodeRef::by_id(dir), b"kestrel.feed"[..].into())
-}
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default())
 }
 
 fn exchange(from: &str, to: &str) -> Op {

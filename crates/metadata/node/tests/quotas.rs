@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
-use common::rules::{create, lookup, mkdir};
+use common::rules::{create, lookup, mkdir, rename};
 use common::{Fixture, at, config, name, user};
 use kestrel_engine::EngineError;
 use kestrel_types::clock::SECOND;
@@ -75,10 +75,6 @@ fn commit(f: &Fixture, path: &str, size: u64) -> Op {
 /// Gives a file so many bytes.
 fn write(f: &Fixture, path: &str, size: u64) -> i32 {
     f.errno(commit(f, path, size))
-}
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default())
 }
 
 fn link(f: &Fixture, from: &str, to: &str) -> Op {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, seen};
+use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, rename, seen};
 use common::{at, errno, name, user};
 use kestrel_model::{NEED_GROUPS, SYMLINK};
 use kestrel_types::clock::SECOND;
@@ -13,10 +13,6 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{
     Answer, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
 };
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(1, from), at(1, to), RenameFlags::default())
-}
 
 fn exchange(from: &str, to: &str) -> Op {
     Op::Rename(at(1, from), at(1, to), RenameFlags { exchange: true, ..RenameFlags::default() })

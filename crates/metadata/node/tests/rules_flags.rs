@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, seen};
+use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, rename, seen};
 use common::{Fixture, at, user};
 use kestrel_types::inode::InodeFlags;
 use kestrel_types::name::InodeRef;
@@ -17,10 +17,6 @@ const NONE: InodeFlags = InodeFlags::IMMUTABLE.only(InodeFlags::APPEND);
 const IMMUTABLE: InodeFlags = InodeFlags::IMMUTABLE;
 const APPEND: InodeFlags = InodeFlags::APPEND;
 const READ: OpenFlags = OpenFlags { write: false, ..WRITE };
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(1, from), at(1, to), RenameFlags::default())
-}
 
 /// What each change of a file `f` of the root answers.
 fn errnos(f: &Fixture, ino: u64, base: u64) -> Vec<(&'static str, i32)> {

@@ -8,7 +8,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::rules::{WRITE, create, fixture, lookup, mkdir};
+use common::rules::{WRITE, create, fixture, lookup, mkdir, rename};
 use common::{Fixture, at, config, errno, name, user};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
@@ -70,10 +70,6 @@ fn listed(f: &Fixture, ino: u64) -> Vec<u8> {
         Ok(Answer::Bytes(names)) => names.into(),
         other => panic!("{other:?}"),
     }
-}
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(1, from), at(1, to), RenameFlags::default())
 }
 
 fn in_dir(ino: u64, dir: u64, file: &str) -> InodeRef {

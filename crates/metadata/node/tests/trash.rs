@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use common::rules::{create, fixture, lookup, mkdir};
+use common::rules::{create, fixture, lookup, mkdir, rename};
 use common::{Fixture, at, config, name, user};
 use kestrel_engine::EngineError;
 use kestrel_types::clock::SECOND;
@@ -25,10 +25,6 @@ use kestrel_types::trash::KeptName;
 fn policy(dir: InodeId, value: &str) -> Op {
     let value = value.as_bytes().into();
     Op::SetXattr(InodeRef::by_id(dir), b"kestrel.trash"[..].into(), value, XattrFlags::default())
-}
-
-fn rename(from: &str, to: &str) -> Op {
-    Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default())
 }
 
 fn unlink(path: &str) -> Op {

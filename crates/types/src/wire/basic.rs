@@ -8,6 +8,7 @@ use super::{GROUPS_MAX, REASON_BYTES_MAX, TooLarge};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::error::FsError;
 use crate::extent::{Extent, Source};
+use crate::feed::FeedEvent;
 use crate::ids::InodeId;
 use crate::inode::{Inode, Kind};
 use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, PathRef};
@@ -133,6 +134,10 @@ impl<'a> WireWriter<'a> {
 
     pub fn inode(&mut self, inode: &Inode) {
         inode.encode_into(self.out);
+    }
+
+    pub fn feed_event(&mut self, event: &FeedEvent) {
+        event.encode_into(self.out);
     }
 
     pub fn range(&mut self, range: &Range) {

@@ -2,7 +2,9 @@
 
 use super::basic::{self, WireWriter};
 use crate::codec::{DecodeError, Reader};
-use crate::feed::{FEED_PAGE_MAX, FeedEvent, FeedId, FeedPage, FeedPosition, FeedStart};
+use crate::feed::{
+    FEED_PAGE_MAX, FeedEvent, FeedId, FeedPage, FeedPosition, FeedStart, POSITION_BYTES,
+};
 
 // Where a reader begins.
 const NOW: u8 = 0;
@@ -10,17 +12,7 @@ const OLDEST: u8 = 1;
 const AFTER: u8 = 2;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
-const EVENT_BYTES_MIN: usize = 14 + 4;
-
-fn put_position(position: FeedPosition, w: &mut WireWriter<'_>) {
-    w.fixed(position.stamp.to_be_bytes());
-    w.fixed(position.worker.to_be_bytes());
-    w.fixed(position.number.to_be_bytes());
-}
-
-fn position(r: &mut Reader<'_>) -> Result<FeedPosition, DecodeError> {
-    Ok(FeedPosition { stamp: r.u64()?, worker: r.u16()?, number: r.u32()? })
-}
+const EVENT_BYTES_MIN: usize = POSITION_BYTES + 4;
 
 fn put_feed(feed: FeedId, w: &mut WireWriter<'_>) {
     w.varint(feed.dir);
@@ -38,7 +30,7 @@ pub(super) fn put_start(start: FeedStart, w: &mut WireWriter<'_>) {
         FeedStart::After(feed, position) => {
             w.u8(AFTER);
             put_feed(feed, w);
-            put_position(position, w);
+            w.fixed(position.to_bytes());
         }
     }
 }
@@ -47,26 +39,25 @@ pub(super) fn start(r: &mut Reader<'_>) -> Result<FeedStart, DecodeError> {
     match r.u8()? {
         NOW => Ok(FeedStart::Now),
         OLDEST => Ok(FeedStart::Oldest),
-        AFTER => Ok(FeedStart::After(feed(r)?, position(r)?)),
+        AFTER => Ok(FeedStart::After(feed(r)?, FeedPosition::decode_from(r)?)),
         _ => Err(DecodeError("unknown beginning of a feed")),
     }
 }
 
 pub(super) fn put_page(page: &FeedPage, w: &mut WireWriter<'_>) {
     put_feed(page.feed, w);
-    put_position(page.next, w);
+    w.fixed(page.next.to_bytes());
     w.u8(page.more.into());
     w.list(&page.events, |w, (position, event)| {
-        put_position(*position, w);
-        let mut bytes = Vec::with_capacity(event.path.len() + 16);
-        event.encode_into(&mut bytes);
-        w.raw(&bytes);
+        w.fixed(position.to_bytes());
+        w.feed_event(event);
     });
 }
 
 pub(super) fn page(r: &mut Reader<'_>) -> Result<FeedPage, DecodeError> {
-    let (feed, next, more) = (feed(r)?, position(r)?, basic::boolean(r)?);
-    let event = |r: &mut Reader<'_>| Ok((position(r)?, FeedEvent::decode_from(r)?));
+    let (feed, next, more) = (feed(r)?, FeedPosition::decode_from(r)?, basic::boolean(r)?);
+    let event =
+        |r: &mut Reader<'_>| Ok((FeedPosition::decode_from(r)?, FeedEvent::decode_from(r)?));
     let events = basic::list(r, FEED_PAGE_MAX, EVENT_BYTES_MIN, event)?;
     Ok(FeedPage { feed, events, next, more })
 }

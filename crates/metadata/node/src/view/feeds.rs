@@ -64,11 +64,7 @@ impl View<'_> {
             let same = matches!((old, new), (Some(old), Some(new)) if old.0 == new.0);
             if same {
                 if let (Some((kind, _)), Some((ino, file))) = (in_place, new) {
-                    for place in self.feeds_above(*dir)?.iter() {
-                        let path = place.path_of(name);
-                        let event = FeedEvent { kind, ino: *ino, file: *file, path, to: None };
-                        self.note_feed_event(place.feed, &event);
-                    }
+                    self.note_name((kind, *ino, *file), *dir, name)?;
                 }
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use kestrel_types::name::InodeRef;
 use kestrel_types::range::Range;
-use kestrel_types::request::{Commit, NewData, Op, OpenFlags};
+use kestrel_types::request::{Commit, NewData, Op, OpenFlags, RenameFlags};
 
 use super::{Fixture, at, config, name};
 
@@ -34,6 +34,11 @@ pub fn mkdir(path: &str) -> Op {
 /// Looks a path up from the root.
 pub fn lookup(path: &str) -> Op {
     Op::Lookup(at(1, path))
+}
+
+/// Renames by paths from the root.
+pub fn rename(from: &str, to: &str) -> Op {
+    Op::Rename(at(1, from), at(1, to), RenameFlags::default())
 }
 
 /// A file that was seen under a name in the root.
