@@ -37,6 +37,10 @@ pub struct UmountArgs {
     pub force: bool,
 }
 
+/// How long a busy mount is tried again. A program that is just being started still has its
+/// parent's open files, and a scan of all mounts (df, updatedb) holds each for a moment.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// How long a process may take to end after its mount was taken away by force.
 const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
 
@@ -59,6 +63,21 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
         };
         Failure::new("umount", format!("{dir}: {why}: {what}"))
     })
+}
+
+/// Takes the mount away, or fails with EBUSY if it was in use each time within [`BUSY_TIME_MAX`].
+fn unmount_when_free(dir: &Path, how: How) -> Result<(), kestrel_fuse::Error> {
+    let begun = Instant::now();
+    loop {
+        match unmount(dir, how) {
+            Err(why)
+                if why.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < BUSY_TIME_MAX =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Unmounts.
@@ -84,7 +103,7 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
     }
     let holder = Holder::of(&volume);
     let how = if args.force { How::Force } else { How::Clean };
-    unmount(&args.dir, how).map_err(|why| match why.raw_os_error() {
+    unmount_when_free(&args.dir, how).map_err(|why| match why.raw_os_error() {
         Some(libc::EBUSY) => fail(&format!(
             "{}: in use by {}; end that, or use --force",
             args.dir.display(),
