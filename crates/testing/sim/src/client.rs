@@ -90,14 +90,17 @@ pub struct Versions {
     pub clones: bool,
     /// They set policies.
     pub policies: bool,
+    /// The root has a change feed, which is replayed at the end.
+    pub feed: bool,
 }
 
 impl Versions {
     /// What clients do in a run: every second one has snapshots and policies, and every second one
-    /// of these clones. The others are as they were before there was any of it.
+    /// of these clones, the others a change feed. Odd ones are as they were before there was any of
+    /// it.
     pub fn of_seed(seed: u64) -> Self {
-        let on = seed.is_multiple_of(2);
-        Self { snapshots: on, clones: seed.is_multiple_of(4), policies: on }
+        let (on, clones) = (seed.is_multiple_of(2), seed.is_multiple_of(4));
+        Self { snapshots: on, clones, policies: on, feed: on && !clones }
     }
 }
 

@@ -48,6 +48,14 @@ impl History {
         self.records.len() - 1
     }
 
+    /// A client closes a file: its calls under way do not have it open all the while.
+    pub fn let_go(&mut self, client: usize, ino: InodeId) {
+        let under_way = |record: &&mut Record| record.client == client && record.answered.is_none();
+        for record in self.records.iter_mut().filter(under_way) {
+            record.held = record.held.filter(|held| *held != ino);
+        }
+    }
+
     /// A call is refused: it has not happened.
     pub fn refuse(&mut self, call: usize) {
         self.records[call].refused = true;

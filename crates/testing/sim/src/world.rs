@@ -8,6 +8,7 @@
 //! | `tokens` | clients with tokens that end or are revoked |
 //! | `faults` | the faults of a run |
 //! | `finish` | the end of a run: everything comes to rest, and the volume is sound |
+//! | `feed` | the change feed of the root: a reader that applies it has the tree |
 //!
 //! Everything happens in events, one at a time, in the order of their times; equal times in the
 //! order in which the events were planned. So a seed determines a run completely.
@@ -15,6 +16,7 @@
 mod clients;
 mod event;
 mod faults;
+mod feed;
 mod finish;
 mod locks;
 mod tokens;
@@ -236,6 +238,9 @@ impl World {
             world.plan_in(world.delay(60 * MS), Event::ClientTick(client_index));
         }
         world.host.start(0);
+        if Versions::of_seed(plan.seed).feed {
+            world.record_changes();
+        }
         world.plan_in(MS, Event::HostTick(0));
         world.plan_in(3 * SECOND, Event::Reap);
         let first = world.prng.between(MS, 2 * SECOND);

@@ -11,7 +11,7 @@ use kestrel_types::wire::{LockKind, LockRequest};
 use parking_lot::Mutex;
 
 use super::World;
-use crate::client::Client;
+use crate::client::{Client, Versions};
 use crate::event_queue::Scene;
 
 /// How long everything may take to come to rest once nothing goes wrong any more: a call waits for
@@ -37,6 +37,9 @@ impl World {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.look_around();
+        if Versions::of_seed(self.plan.seed).feed && self.queue.failure.is_none() {
+            self.replay_feed();
+        }
         self.look_back();
         self.say_farewell();
         let history = std::mem::take(&mut self.history);
@@ -144,19 +147,29 @@ impl World {
         }
     }
 
-    fn observe(&mut self, op: Op) -> Option<Reply> {
-        let request = Request { creds: Creds::root(), op };
-        let call = self.history.begin(usize::MAX, request.clone(), None);
+    /// Asks the node; what is asked and answered is a part of the history.
+    pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
+        let request = Request { creds: Creds::root(), op: op.clone() };
+        let call = self.history.begin(usize::MAX, request, None);
+        let reply = self.ask(op);
+        if let Some(reply) = &reply {
+            self.history.finish(call, reply.clone());
+        }
+        reply
+    }
+
+    /// Asks the node.
+    pub(super) fn ask(&mut self, op: Op) -> Option<Reply> {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         if let Some(node) = self.host.node() {
+            let request = Request { creds: Creds::root(), op };
             node.submit(request, Box::new(move |reply| *filled.lock() = Some(reply)));
         }
         self.host.sync();
         let reply = slot.lock().take();
-        match &reply {
-            Some(reply) => self.history.finish(call, reply.clone()),
-            None => self.fail("a call of the node itself has no answer"),
+        if reply.is_none() {
+            self.fail("a call of the node itself has no answer");
         }
         reply
     }
