@@ -92,6 +92,7 @@ pub(crate) mod tests {
     use crate::inode::{Data, InodeFlags};
     use crate::policy::{Consistency, Policy};
     use crate::range::Range;
+    use crate::tier::Tier;
     use proptest::prelude::*;
 
     fn data() -> impl Strategy<Value = Data> {
@@ -115,6 +116,7 @@ pub(crate) mod tests {
                 Consistency::CloseToOpen, Consistency::Immutable])),
             compression in prop::option::of(prop::sample::select(vec![Compression::None,
                 Compression::Lz4, Compression::Zstd(3)])),
+            tier in prop::option::of(prop::sample::select(&Tier::ALL[..])),
             acls in crate::acl::tests::acls()) -> Inode {
             // Most have none.
             let flags = InodeFlags::from_bits(flags).unwrap_or_default();
@@ -124,7 +126,8 @@ pub(crate) mod tests {
                 size, atime, mtime, ctime, btime, change: changes.0,
                 data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, acls,
                 data,
-                effective: Policy { consistency: effective, compression, ..Policy::default() } }
+                effective: Policy { consistency: effective, compression, tier,
+                    ..Policy::default() } }
         }
     }
 

@@ -53,6 +53,7 @@
 //! | [`quota`] | limits of bytes and files, and what counts towards them |
 //! | [`policy`] | what a directory hands down to what is below it |
 //! | [`compression`] | how data of files is compressed |
+//! | [`tier`] | where a store keeps an object |
 //! | [`placement`] | slots, exceptions, the placement map |
 //! | [`wire`] | messages of the protocol and their bytes |
 //! | [`codec`] | bounds-checked reading of rows and frames |
@@ -98,6 +99,7 @@ pub mod security;
 pub mod snapshot;
 pub mod snapshot_changes;
 pub mod stat;
+pub mod tier;
 pub mod token;
 pub mod trash;
 pub mod wire;

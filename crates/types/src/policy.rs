@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::codec::{DecodeError, Reader, put_string};
 use crate::compression::Compression;
 use crate::retention::Retention;
+use crate::tier::Tier;
 
 /// Prefix of the extended attributes that show and set the fields of a directory's policy.
 pub const XATTR_PREFIX: &[u8] = b"kestrel.";
@@ -82,12 +83,14 @@ pub enum PolicyField {
     Trash,
     /// [`Policy::feed`].
     Feed,
+    /// [`Policy::tier`].
+    Tier,
 }
 
 impl PolicyField {
     /// All there are.
-    pub const ALL: [PolicyField; 4] =
-        [Self::Consistency, Self::Compression, Self::Trash, Self::Feed];
+    pub const ALL: [PolicyField; 5] =
+        [Self::Consistency, Self::Compression, Self::Trash, Self::Feed, Self::Tier];
 
     /// As users write it.
     pub const fn name(self) -> &'static str {
@@ -96,6 +99,7 @@ impl PolicyField {
             Self::Compression => "compression",
             Self::Trash => "trash",
             Self::Feed => "feed",
+            Self::Tier => "tier",
         }
     }
 
@@ -105,6 +109,10 @@ impl PolicyField {
             Self::Consistency => "strict, close-to-open or immutable",
             Self::Compression => "none, lz4, zstd or zstd:LEVEL with a level from 1 to 19",
             Self::Trash | Self::Feed => "none, or hours or days such as 12h and 7d, at most 2730d",
+            Self::Tier => {
+                "standard, standard-ia, onezone-ia, intelligent-tiering, glacier-ir, archive or \
+                 deep-archive"
+            }
         }
     }
 
@@ -115,6 +123,7 @@ impl PolicyField {
             // As `kestrel format --compress` and `kestrel config --compress` set it.
             Self::Compression => "as-volume",
             Self::Trash | Self::Feed => "none",
+            Self::Tier => "standard",
         }
     }
 
@@ -135,6 +144,8 @@ pub struct Policy {
     pub trash: Option<Retention>,
     /// How long events of changes are kept ([`crate::feed`]); answers to clients do not say it.
     pub feed: Option<Retention>,
+    /// Where new objects with data of files are kept.
+    pub tier: Option<Tier>,
 }
 
 impl Policy {
@@ -149,6 +160,12 @@ impl Policy {
         Policy { trash: None, feed: None, ..self }
     }
 
+    /// What of it decides how data of files is stored.
+    #[must_use]
+    pub fn of_storage(self) -> Policy {
+        Policy { compression: self.compression, tier: self.tier, ..Policy::default() }
+    }
+
     /// These fields over those of the directory above.
     #[must_use]
     pub fn over(self, above: Policy) -> Policy {
@@ -157,6 +174,7 @@ impl Policy {
             compression: self.compression.or(above.compression),
             trash: self.trash.or(above.trash),
             feed: self.feed.or(above.feed),
+            tier: self.tier.or(above.tier),
         }
     }
 
@@ -167,6 +185,7 @@ impl Policy {
             PolicyField::Compression => self.compression.map(|value| value.to_string()),
             PolicyField::Trash => self.trash.map(|value| value.to_string()),
             PolicyField::Feed => self.feed.map(|value| value.to_string()),
+            PolicyField::Tier => self.tier.map(|value| value.name().into()),
         }
     }
 
@@ -185,6 +204,7 @@ impl Policy {
             PolicyField::Compression => self.compression = Some(parsed(value)?),
             PolicyField::Trash => self.trash = Some(parsed(value)?),
             PolicyField::Feed => self.feed = Some(parsed(value)?),
+            PolicyField::Tier => self.tier = Some(parsed(value)?),
         }
         Some(())
     }
@@ -210,6 +230,7 @@ impl Policy {
             PolicyField::Compression => self.compression = None,
             PolicyField::Trash => self.trash = None,
             PolicyField::Feed => self.feed = None,
+            PolicyField::Tier => self.tier = None,
         }
     }
 }
@@ -228,6 +249,7 @@ const TAG_BASE: u8 = 3;
 const TAG_TRASH: u8 = 4;
 const TAG_REMOVED: u8 = 5;
 const TAG_FEED: u8 = 6;
+const TAG_TIER: u8 = 7;
 const TAG_IN_USE: u8 = 128;
 
 // First byte of the field `compression`: the methods of coded objects (`docs/format/objects.md`).
@@ -288,6 +310,10 @@ impl PolicyRecord {
             out.push(TAG_FEED);
             put_string(&mut out, &time.hours().to_be_bytes());
         }
+        if let Some(tier) = self.own.tier {
+            out.push(TAG_TIER);
+            put_string(&mut out, &[tier as u8]);
+        }
         if self.in_use {
             out.push(TAG_IN_USE);
             put_string(&mut out, &[]);
@@ -331,9 +357,14 @@ impl PolicyRecord {
                     if tag == TAG_TRASH { record.own.trash = time } else { record.own.feed = time }
                 }
                 (TAG_REMOVED, []) => record.removed = true,
+                (TAG_TIER, [number]) => {
+                    let unknown = DecodeError("unknown tier in a policy");
+                    record.own.tier = Some(Tier::from_u8(*number).ok_or(unknown)?);
+                }
                 (TAG_IN_USE, []) => record.in_use = true,
                 (
-                    TAG_CONSISTENCY | TAG_BASE | TAG_TRASH | TAG_REMOVED | TAG_FEED | TAG_IN_USE,
+                    TAG_CONSISTENCY | TAG_BASE | TAG_TRASH | TAG_REMOVED | TAG_FEED | TAG_TIER
+                    | TAG_IN_USE,
                     _,
                 ) => {
                     return Err(DecodeError("policy with a field of a wrong length"));
@@ -394,6 +425,8 @@ mod tests {
         let policies = policies.flat_map(|own| trash.map(|trash| Policy { trash, ..own }));
         let feeds = [None, Retention::from_hours(24)];
         let policies = policies.flat_map(|own| feeds.map(|feed| Policy { feed, ..own }));
+        let tiers = [None, Some(Tier::Standard), Some(Tier::DeepArchive)];
+        let policies = policies.flat_map(|own| tiers.map(|tier| Policy { tier, ..own }));
         let bases = [None, NonZeroU64::new(300)];
         let all = policies.flat_map(|own| bases.map(|base| (own, base)));
         for ((own, base), in_use) in all.flat_map(|it| [(it, false), (it, true)]) {
@@ -450,6 +483,8 @@ mod tests {
             &[1, 4, 2, 255, 255],
             &[1, 5, 1, 0],
             &[1, 6, 0],
+            &[1, 7, 1, 7],
+            &[1, 7, 0],
             &[1, 3, 1, 1],
             &[1, 3, 8, 0, 0, 0, 0, 0, 0, 0, 0],
             &[1, 128, 1, 0],
@@ -478,12 +513,13 @@ mod tests {
     #[test]
     fn effective_texts() {
         let text = b"consistency=strict above=0 inode=7\ncompression=zstd:5 above=2 inode=1\n\
-            trash=12h above=2 inode=1\nfeed=2d above=0 inode=7\n";
+            trash=12h above=2 inode=1\nfeed=2d above=0 inode=7\ntier=archive above=1 inode=2\n";
         let expected = Policy {
             consistency: Some(Consistency::Strict),
             compression: Some(Compression::Zstd(5)),
             trash: Retention::from_hours(12),
             feed: Retention::from_hours(48),
+            tier: Some(Tier::Archive),
         };
         assert_eq!(Policy::from_effective(text), expected);
         for text in [&b""[..], b"=", b"\n\n", b"later=1 above=0 inode=1\n", b"consistency=later"] {

@@ -17,6 +17,7 @@ use kestrel_types::request::{Creds, DirEntry, Op, Request};
 use kestrel_types::retention::Retention;
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
+use kestrel_types::tier::Tier;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 use proptest::collection::vec;
 use proptest::option;
@@ -97,10 +98,11 @@ fn any_policy() -> BoxedStrategy<PolicyRecord> {
         prop::sample::select(values.to_vec()),
         prop::sample::select(codings.to_vec()),
         prop::sample::select(times.to_vec()),
+        prop::option::of(prop::sample::select(&Tier::ALL[..])),
     );
     (own, any::<[bool; 2]>())
-        .prop_map(|((consistency, compression, trash), [removed, in_use])| PolicyRecord {
-            own: Policy { consistency, compression, trash, feed: trash },
+        .prop_map(|((consistency, compression, trash, tier), [removed, in_use])| PolicyRecord {
+            own: Policy { consistency, compression, trash, feed: trash, tier },
             base: None,
             removed,
             in_use,

@@ -44,7 +44,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFla
     }
     let mut answer = existing(view, creds, found, flags, None)?;
     if let Answer::Opened { inode, .. } = &mut answer {
-        inode.effective.compression = policy.compression;
+        inode.effective = policy.of_storage();
     }
     if let Some((parent, name)) = strayed {
         view.move_to(ino, parent, &name);

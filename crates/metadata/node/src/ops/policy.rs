@@ -80,6 +80,7 @@ pub fn list(view: &View<'_>, inode: &Inode, names: &mut Vec<u8>) -> Run<()> {
             PolicyField::Compression => own.compression.is_some(),
             PolicyField::Trash => own.trash.is_some(),
             PolicyField::Feed => own.feed.is_some(),
+            PolicyField::Tier => own.tier.is_some(),
         };
         if listed {
             names.extend_from_slice(XATTR_PREFIX);
@@ -113,6 +114,9 @@ pub fn set(
             }
             PolicyField::Feed => {
                 fail(libc::EINVAL, "kestrel.feed takes none, or hours or days: 12h, 7d")
+            }
+            PolicyField::Tier => {
+                fail(libc::EINVAL, "kestrel.tier takes standard, archive or another tier")
             }
         });
     }
@@ -225,7 +229,7 @@ pub fn tell(view: &mut View<'_>, op: &Op, answer: &mut Answer) -> Run<()> {
         }
         Answer::Opened { parent: None, inode, .. } => {
             let Op::TmpFile { dir, .. } = op else { return Ok(()) };
-            inode.effective.compression = view.handed_down_by(*dir)?.compression;
+            inode.effective = view.handed_down_by(*dir)?.of_storage();
         }
         // One that is being changed has its row locked, and its dentry is not to be had.
         Answer::Inode(inode) if inode.kind == Kind::Dir => {

@@ -78,10 +78,11 @@ impl Model {
         };
         let fits = |dir: u64, is_kept: bool| {
             let right = own.over(self.handed_down(dir));
-            let Policy { consistency, compression, trash, feed } = real.effective;
+            let Policy { consistency, compression, trash, feed, tier } = real.effective;
             (trash, feed) == (None, None)
                 && (consistency.is_none() || is_kept && consistency == right.consistency)
                 && (compression.is_none() || compression == right.compression)
+                && (tier.is_none() || tier == right.tier)
         };
         let right = match dir {
             None if is_dir => fits(ino, true),
