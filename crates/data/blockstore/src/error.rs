@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 
 /// Result of a data-plane call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -39,6 +40,23 @@ pub enum Error {
         /// The object.
         object: ObjectId,
         /// Why, and what to do about it.
+        why: Arc<str>,
+    },
+    /// The object is in an archive and has to be restored before it is read.
+    Archived {
+        /// The object.
+        object: ObjectId,
+    },
+    /// A process still writes to the object.
+    InUse {
+        /// The object.
+        object: ObjectId,
+    },
+    /// The store does not have this tier.
+    NoTier {
+        /// The tier.
+        tier: Tier,
+        /// What the store said.
         why: Arc<str>,
     },
     /// The store is full, or a quota of it.
@@ -97,6 +115,8 @@ pub enum ErrorKind {
     NotFound,
     /// Stored bytes are damaged.
     Corrupt,
+    /// The object has to be restored from an archive.
+    Archived,
     /// No space left; succeeds again after something was deleted.
     NoSpace,
     /// Everything else that failed.
@@ -123,6 +143,7 @@ impl Error {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Archived { .. } => ErrorKind::Archived,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Deadline { .. } => ErrorKind::Deadline,
             Self::SyncLost { cause } => match cause.kind() {
@@ -131,6 +152,8 @@ impl Error {
             },
             Self::Exists { .. }
             | Self::Coding { .. }
+            | Self::InUse { .. }
+            | Self::NoTier { .. }
             | Self::Io { .. }
             | Self::Remote { .. }
             | Self::Closed { .. }
@@ -170,6 +193,19 @@ impl fmt::Display for Error {
                 )
             }
             Self::Coding { object, why } => write!(f, "object {object:016x}: {why}"),
+            Self::Archived { object } => {
+                write!(
+                    f,
+                    "object {object:016x} is in an archive; `kestrel tier restore FILE` asks for \
+                     it, `kestrel tier status FILE` tells when it is there"
+                )
+            }
+            Self::InUse { object } => {
+                write!(f, "object {object:016x} is still written to; try again in a minute")
+            }
+            Self::NoTier { tier, why } => {
+                write!(f, "the store has no tier {tier} ({why}); choose another")
+            }
             Self::NoSpace { during, source } => {
                 write!(f, "{during}: {source}; free space in the block store")
             }

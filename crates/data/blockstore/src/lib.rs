@@ -73,4 +73,4 @@ pub use packer::{ObjectIds, Packer, PackerConfig, Pin, StoredRange};
 pub use payload::Payload;
 pub use pool::{Pool, Turn};
 pub use reader::{ReadAhead, ReadAheadConfig, Reader, ReaderConfig, Window};
-pub use store::{BlockStore, LocalStore};
+pub use store::{BlockStore, LocalStore, PutOptions};

@@ -22,10 +22,10 @@
 //! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
 //! at once. Large payloads are uploads of their own, as many at a time as the settings allow.
 //!
-//! **Compression.** Payloads that are to be compressed otherwise than the store does by itself
-//! ([`Packer::store_compressed`]) share no object with others. They are uploaded, also to a store
-//! that appends: nothing can be appended to a compressed object. The threads for that are started
-//! when the first such payload comes.
+//! **Options.** Payloads that are to be compressed otherwise than the store does by itself, or kept
+//! in another tier ([`Packer::store_with`]), share no object with others. They are uploaded, also
+//! to a store that appends: nothing can be appended to a compressed object. The threads for that
+//! are started when the first such payload comes.
 //!
 //! **What is promised.** A callback with success means that the bytes survive the death of the
 //! process; a later [`BlockStore::sync`] makes them durable (which an acknowledged upload is at
@@ -47,16 +47,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kestrel_types::compression::Compression;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::range::{RANGE_BYTES_MAX, Range};
+use kestrel_types::tier::Tier;
 use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Error, Result};
 use crate::frame;
 use crate::object::VolumeId;
 use crate::payload::Payload;
-use crate::store::BlockStore;
+use crate::store::{BlockStore, PutOptions};
 
 mod append;
 mod gather;
@@ -251,36 +251,38 @@ impl Packer {
         inode: InodeId,
         done: Box<dyn FnOnce(Result<StoredRange>) + Send>,
     ) {
-        self.store_compressed(data, inode, None, done);
+        self.store_with(data, inode, PutOptions::default(), done);
     }
 
-    /// Like [`Packer::store`], in an object that is compressed in this way; none: as the store does
-    /// it.
-    pub fn store_compressed(
+    /// Like [`Packer::store`], in an object that is put with these options.
+    pub fn store_with(
         &self,
         data: impl Into<Payload>,
         inode: InodeId,
-        compression: Option<Compression>,
+        options: PutOptions,
         done: Box<dyn FnOnce(Result<StoredRange>) + Send>,
     ) {
-        let compression = self.beside(compression);
-        if compression.is_some()
+        let options = self.beside(options);
+        if options != PutOptions::default()
             && let Err(why) = self.start_uploads()
         {
             return done(Err(why));
         }
-        self.shared.accept(data.into(), inode, compression, done);
+        self.shared.accept(data.into(), inode, options, done);
     }
 
-    /// Whether [`Packer::store_compressed`] may wait for the store on the thread that calls it.
-    pub fn waits(&self, compression: Option<Compression>) -> bool {
-        self.shared.streams.is_some() && self.beside(compression).is_none()
+    /// Whether [`Packer::store_with`] may wait for the store on the thread that calls it.
+    pub fn waits(&self, options: PutOptions) -> bool {
+        self.shared.streams.is_some() && self.beside(options) == PutOptions::default()
     }
 
-    /// How to compress, where that is not what the store does anyway, or cannot do.
-    fn beside(&self, compression: Option<Compression>) -> Option<Compression> {
-        let own = compression.and_then(|_| self.shared.writer.store.compression())?;
-        compression.filter(|compression| *compression != own)
+    /// What of the options is not what the store does anyway, or cannot do.
+    fn beside(&self, PutOptions { compression, tier }: PutOptions) -> PutOptions {
+        let store = &self.shared.writer.store;
+        let own = compression.and_then(|_| store.compression());
+        let compression = own.and_then(|own| compression.filter(|asked| *asked != own));
+        let tier = tier.filter(|tier| *tier != Tier::Standard && store.tiers().is_some());
+        PutOptions { compression, tier }
     }
 
     /// Whether a reference may still come to bytes of this object that nothing refers to yet.
@@ -334,13 +336,7 @@ impl Drop for Packer {
 }
 
 impl Shared {
-    fn accept(
-        &self,
-        payload: Payload,
-        inode: InodeId,
-        compression: Option<Compression>,
-        done: Done,
-    ) {
+    fn accept(&self, payload: Payload, inode: InodeId, options: PutOptions, done: Done) {
         if payload.is_empty() || payload.len() > RANGE_BYTES_MAX as usize {
             return done(Err(Error::Invalid { what: "stored data must have 1 byte to 16 MiB" }));
         }
@@ -350,9 +346,9 @@ impl Shared {
             return done(Err(Error::Closed { during: "storing data" }));
         }
         let checks = frame::data_checks(&payload);
-        let submission = Submission { payload, checks, inode, compression, done };
+        let submission = Submission { payload, checks, inode, options, done };
         match &self.streams {
-            Some(streams) if compression.is_none() => {
+            Some(streams) if options == PutOptions::default() => {
                 if submission.payload.len() < self.config.own_object_bytes {
                     return streams.combine(&self.writer, self.config.pack_bytes, submission);
                 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `key` | names of objects in a store |
 //! | `local` | [`LocalStore`]: objects as files below a directory |
+//! | `tiered_dirs` | a directory with a second one as its archive |
 //! | `memory` | objects in memory, for tests |
 //! | `coded` | compression and encryption of objects, above any block store |
 //! | `failing` | a store that fails on purpose, for tests |
@@ -28,6 +29,7 @@ use bytes::Bytes;
 use kestrel_types::clock::Nanos;
 use kestrel_types::compression::Compression;
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 
 use crate::error::Result;
 
@@ -36,11 +38,13 @@ pub mod failing;
 pub mod key;
 pub mod local;
 pub mod memory;
+pub mod tiered_dirs;
 
 pub use coded::CodedStore;
 pub use failing::FailingStore;
 pub use local::LocalStore;
 pub use memory::MemoryStore;
+pub use tiered_dirs::TieredDirs;
 
 /// Most objects in one page of a listing.
 pub const LIST_PAGE_MAX: usize = 10_000;
@@ -60,14 +64,9 @@ pub trait BlockStore: Send + Sync {
         self.put(object, &slices)
     }
 
-    /// Like [`BlockStore::put_shared`], compressed in this way whatever [`BlockStore::compression`]
-    /// says. A store that does not compress stores the object as it comes.
-    fn put_compressed(
-        &self,
-        object: ObjectId,
-        parts: &[Bytes],
-        _compression: Compression,
-    ) -> Result<()> {
+    /// Like [`BlockStore::put_shared`], as these options say. A store that does not compress stores
+    /// the object as it comes, one that has no such tier stores it where all are.
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], _options: PutOptions) -> Result<()> {
         self.put_shared(object, parts)
     }
 
@@ -77,8 +76,13 @@ pub trait BlockStore: Send + Sync {
     }
 
     /// Tells the store that objects may be compressed, though its volume's settings say nothing of
-    /// that: somebody put one by [`BlockStore::put_compressed`].
+    /// that: somebody put one by [`BlockStore::put_with`].
     fn expect_compressed(&self) {}
+
+    /// The store's ability to keep objects in tiers, if it has it.
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        None
+    }
 
     /// The store's ability to append to objects, if it has it.
     fn appends(&self) -> Option<&dyn AppendStore> {
@@ -191,6 +195,84 @@ pub trait BlockStore: Send + Sync {
 
     /// Room in the store.
     fn usage(&self) -> Result<Usage>;
+}
+
+/// How an object is put, where that is not as all are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct PutOptions {
+    /// How it is compressed; none: as [`BlockStore::compression`] says.
+    pub compression: Option<Compression>,
+    /// Where it is kept; none: where objects go by themselves.
+    pub tier: Option<Tier>,
+}
+
+/// How soon an archive makes an object readable.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RestoreSpeed {
+    /// Minutes, for the highest price.
+    Expedited,
+    /// Hours.
+    #[default]
+    Standard,
+    /// Half a day or more, for the lowest price.
+    Bulk,
+}
+
+/// Where an object is kept, and whether it can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierState {
+    /// The tier; none: one that has no name here.
+    pub tier: Option<Tier>,
+    /// Of an object in an archive.
+    pub restore: RestoreState,
+}
+
+/// How far an archive is with making an object readable.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RestoreState {
+    /// It was not asked.
+    #[default]
+    None,
+    /// It is at it.
+    UnderWay,
+    /// It can be read, for a while.
+    Restored,
+}
+
+impl TierState {
+    /// Whether it can be read now.
+    pub fn is_readable(&self) -> bool {
+        !self.tier.is_some_and(Tier::is_archive) || self.restore == RestoreState::Restored
+    }
+}
+
+/// A store that keeps objects in tiers.
+pub trait TieredStore: Send + Sync {
+    /// Checks that the store has a tier, by putting an object there and deleting it.
+    ///
+    /// # Errors
+    /// `NoTier` if it has not; that of the put.
+    fn check_tier(&self, tier: Tier) -> Result<()>;
+
+    /// Where an object is.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    fn tier_of(&self, object: ObjectId) -> Result<TierState>;
+
+    /// Has the store copy an object to another tier, in its own place: until the copy is whole the
+    /// object stays where it is. Its bytes pass through nobody's hands but the store's.
+    ///
+    /// # Errors
+    /// `NotFound`; `Archived` if it has to be restored before; `InUse` while a process appends to
+    /// it; `NoTier`.
+    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()>;
+
+    /// Asks an archive to make an object readable for so many days; how far it is.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if it is in no archive.
+    fn restore(&self, object: ObjectId, days: u32, speed: RestoreSpeed) -> Result<RestoreState>;
 }
 
 /// A callback, run once, on any thread, with whether the requested bytes are here.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kestrel_blockstore::object::VolumeId;
-use kestrel_blockstore::store::{AppendStore, LocalCache, Page, Usage};
-use kestrel_blockstore::{BlockStore, Result};
+use kestrel_blockstore::store::{AppendStore, LocalCache, Page, TieredStore, Usage};
+use kestrel_blockstore::{BlockStore, PutOptions, Result};
 use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
@@ -178,7 +178,11 @@ impl BlockStore for CachedStore {
     }
 
     fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
-        self.core.store.put_shared(object, parts)?;
+        self.put_with(object, parts, PutOptions::default())
+    }
+
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], options: PutOptions) -> Result<()> {
+        self.core.store.put_with(object, parts, options)?;
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         self.core.write_through(object, &slices);
         Ok(())
@@ -186,6 +190,10 @@ impl BlockStore for CachedStore {
 
     fn appends(&self) -> Option<&dyn AppendStore> {
         self.core.store.appends()
+    }
+
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        self.core.store.tiers()
     }
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {

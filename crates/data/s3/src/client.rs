@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use object_store::RetryConfig;
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
+use object_store::client::HttpClient;
 use object_store::path::Path;
 use tokio::sync::SemaphorePermit;
 
@@ -49,6 +50,12 @@ pub(crate) type Attempt<T> = Result<T, Hitch>;
 pub(crate) struct Client {
     /// Signs requests and reads answers.
     pub(crate) s3: AmazonS3,
+    /// Sends what it has no call for.
+    pub(crate) http: HttpClient,
+    /// The bucket's URL.
+    pub(crate) bucket_url: String,
+    /// The region that requests are signed for.
+    pub(crate) region: String,
     /// Where it is.
     pub(crate) options: S3Options,
     /// Counters.
@@ -93,8 +100,10 @@ impl Client {
         let needs_tls = environment("AWS_WEB_IDENTITY_TOKEN_FILE").is_some();
         let dialer = wire::dialer(&bucket_url, needs_tls).map_err(OpenError::Other)?;
         let wire = Wire::new(&bucket_url, Arc::clone(&stats)).map_err(OpenError::Other)?;
+        let connector = Connector::new(wire);
+        let http = connector.client();
         let s3 = builder
-            .with_http_connector(Connector::new(wire))
+            .with_http_connector(connector)
             .build()
             .map_err(|error| OpenError::Other(format!("{}: {error}", options.url)))?;
         let executors = Executors::new(dialer).map_err(|error| {
@@ -105,6 +114,9 @@ impl Client {
         let deadline = options.limits.deadline;
         Ok(Self {
             s3,
+            http,
+            bucket_url,
+            region,
             options,
             stats,
             credentials_source,

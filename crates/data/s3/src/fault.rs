@@ -23,6 +23,12 @@ pub(crate) enum Cause {
     NoBucket,
     /// There is such an object already.
     Present,
+    /// The object is in an archive; or, where it is to be restored, in none.
+    Archived,
+    /// It is being restored already.
+    Restoring,
+    /// The store has no such storage class.
+    NoClass,
     /// The object ends before the end of the requested range.
     Short,
     /// The store denies access.
@@ -84,6 +90,9 @@ impl Cause {
             )
             | (_, 507) => Self::Full,
             ("NotImplemented", _) | (_, 501 | 405) => Self::Unsupported,
+            ("InvalidObjectState", _) => Self::Archived,
+            ("RestoreAlreadyInProgress", _) => Self::Restoring,
+            ("InvalidStorageClass", _) => Self::NoClass,
             // What arrived was damaged or cut off on its way; sent again it may arrive whole.
             (
                 "RequestTimeout" | "BadDigest" | "IncompleteBody" | "XAmzContentSHA256Mismatch",
@@ -190,6 +199,11 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Of a request that was answered, and not as it should be.
+    pub(crate) fn found(cause: Cause, text: impl Into<String>) -> Self {
+        Self { fault: Fault::found(cause, text), attempts: 1, took: Duration::ZERO }
+    }
+
     /// The last fault with how often it was tried.
     pub(crate) fn text(&self) -> String {
         let text = &self.fault.text;
@@ -210,6 +224,7 @@ impl Failure {
         let advice = match (self.fault.cause, object) {
             (Cause::Missing, Some(object)) => return Error::NotFound { object },
             (Cause::Present, Some(object)) => return Error::Exists { object },
+            (Cause::Archived, Some(object)) => return Error::Archived { object },
             (Cause::Late, _) => return Error::Deadline { during },
             (Cause::Full, _) => {
                 let source = Arc::new(io::Error::new(io::ErrorKind::StorageFull, self.text()));
@@ -229,6 +244,9 @@ impl Failure {
             (
                 Cause::Missing
                 | Cause::Present
+                | Cause::Archived
+                | Cause::Restoring
+                | Cause::NoClass
                 | Cause::Short
                 | Cause::Unsupported
                 | Cause::Refused,
@@ -256,6 +274,9 @@ mod tests {
         assert_eq!(cause(404, "NoSuchBucket"), Cause::NoBucket);
         assert_eq!(cause(403, "AccessDenied"), Cause::Denied);
         assert_eq!(cause(403, "RequestTimeTooSkewed"), Cause::ClockSkew);
+        assert_eq!(cause(403, "InvalidObjectState"), Cause::Archived);
+        assert_eq!(cause(409, "RestoreAlreadyInProgress"), Cause::Restoring);
+        assert_eq!(cause(400, "InvalidStorageClass"), Cause::NoClass);
         assert_eq!(cause(412, "PreconditionFailed"), Cause::Present);
         assert_eq!(cause(409, "ConditionalRequestConflict"), Cause::Failed);
         assert_eq!(cause(503, "SlowDown"), Cause::Throttled);
@@ -272,6 +293,8 @@ mod tests {
             Cause::Present,
             Cause::Refused,
             Cause::Full,
+            Cause::Archived,
+            Cause::Restoring,
         ] {
             assert!(!cause.may_pass(), "{cause:?}");
         }

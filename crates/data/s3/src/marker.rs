@@ -24,6 +24,7 @@ use crate::open_error::OpenError;
 use crate::options::S3Options;
 use crate::rate_limiter::Direction;
 use crate::store::S3Store;
+use crate::store::put::{Kept, unique};
 use crate::wire::Trace;
 
 /// Name of the marker below the prefix.
@@ -260,7 +261,7 @@ fn damaged(options: &S3Options, why: &str) -> OpenError {
 /// Puts something that is not an object.
 async fn put(store: &S3Store, name: &str, bytes: Bytes) -> Result<(), Failure> {
     let _turn = store.client.turn(Direction::Up).await?;
-    store.put_bytes(&store.client.path(name), bytes.into()).await
+    store.put_bytes(&store.client.path(name), bytes.into(), &Kept::default()).await
 }
 
 /// Deletes something that is not an object.
@@ -307,12 +308,6 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
     });
     tried.map_err(|failure| open_error(&store.client, failure))
 }
-
-/// A name that no other process uses.
-fn unique(what: &str) -> String {
-    format!("{what}-{:x}-{:x}", SystemClock.now(), std::process::id())
-}
-
 fn hex(bytes: [u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -341,6 +336,9 @@ fn open_error(client: &Client, failure: Failure) -> OpenError {
         }
         Cause::Missing
         | Cause::Present
+        | Cause::Archived
+        | Cause::Restoring
+        | Cause::NoClass
         | Cause::Short
         | Cause::Full
         | Cause::Unsupported

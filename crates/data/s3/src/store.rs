@@ -6,30 +6,34 @@
 //! | `multipart` | writing a large object in parts, several at a time |
 //! | `get` | reading: one GET of a range, straight into the caller's buffers |
 //! | `list` | listing: pages that can be relied on |
+//! | `tier` | storage classes: looking, copying to another, restoring from an archive |
 //!
 //! Object `n` is the key `PREFIX/objects/<pp>/<nnnnnnnnnnnnnnnn>`
 //! ([`kestrel_blockstore::store::key`]). What the store acknowledged is durable, so there is
 //! nothing to sync.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use kestrel_blockstore::error::{Error, Result};
-use kestrel_blockstore::store::{BlockStore, Page, Usage, key};
+use kestrel_blockstore::store::{BlockStore, Page, PutOptions, TieredStore, Usage, key};
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 
 use crate::client::Client;
 use crate::fault::{Cause, Failure};
 use crate::rate_limiter::Direction;
+use put::Kept;
 
 mod get;
 mod list;
 mod multipart;
-mod put;
+pub(crate) mod put;
+mod tier;
 
 /// A prefix of a bucket as block store. Made by [`S3Store::create`] and [`S3Store::open`].
 pub struct S3Store {
@@ -37,11 +41,14 @@ pub struct S3Store {
     /// Whether the store refuses to overwrite under a condition.
     pub(crate) conditional_put: bool,
     written: AtomicI64,
+    /// It was said that the store lacks a storage class.
+    class_missed: AtomicBool,
 }
 
 impl S3Store {
     pub(crate) fn new(client: Client, conditional_put: bool) -> Self {
-        Self { client, conditional_put, written: AtomicI64::new(0) }
+        let (written, class_missed) = (AtomicI64::new(0), AtomicBool::new(false));
+        Self { client, conditional_put, written, class_missed }
     }
 
     /// Where an object lies, for people: `s3://BUCKET/KEY`.
@@ -67,6 +74,30 @@ impl S3Store {
         match self.client.request(Direction::Down, 0, once).await {
             Err(failure) if failure.fault.cause == Cause::Missing => self.size_by_get(&path).await,
             other => other,
+        }
+    }
+
+    async fn put_kept(
+        &self,
+        object: ObjectId,
+        parts: &[Bytes],
+        kept: &Kept,
+    ) -> std::result::Result<(), Failure> {
+        let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        if len > self.client.limits().multipart_bytes {
+            self.put_in_parts(object, parts, kept).await?;
+        } else {
+            self.put_whole(object, parts, kept).await?;
+        }
+        self.written.fetch_add(len as i64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Says once that the store lacks a storage class.
+    fn note_missing_class(&self, tier: Option<Tier>, failure: &Failure) {
+        if !self.class_missed.swap(true, Ordering::Relaxed) {
+            let (tier, why) = (tier.unwrap_or(Tier::Standard), failure.text());
+            log::warn!("the store has no tier {tier}, so data stays in standard: {why}");
         }
     }
 
@@ -96,17 +127,26 @@ impl BlockStore for S3Store {
     }
 
     fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
-        let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        self.put_with(object, parts, PutOptions::default())
+    }
+
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], options: PutOptions) -> Result<()> {
+        let tier = options.tier.filter(|tier| *tier != Tier::Standard);
         let put = async {
-            if len > self.client.limits().multipart_bytes {
-                self.put_in_parts(object, parts).await
-            } else {
-                self.put_whole(object, parts).await
+            match self.put_kept(object, parts, &Kept::in_tier(tier)).await {
+                // Bytes that are kept in a dearer place than was wanted are better than none.
+                Err(failure) if failure.fault.cause == Cause::NoClass => {
+                    self.note_missing_class(tier, &failure);
+                    self.put_kept(object, parts, &Kept::default()).await
+                }
+                done => done,
             }
         };
-        self.client.block(put).map_err(|failure| failure.into_error("writing", Some(object)))?;
-        self.written.fetch_add(len as i64, Ordering::Relaxed);
-        Ok(())
+        self.client.block(put).map_err(|failure| failure.into_error("writing", Some(object)))
+    }
+
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        Some(self)
     }
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {

@@ -164,6 +164,11 @@ impl Connector {
     pub(crate) fn new(wire: Wire) -> Self {
         Self(HttpClient::new(wire))
     }
+
+    /// The client.
+    pub(crate) fn client(&self) -> HttpClient {
+        self.0.clone()
+    }
 }
 
 impl HttpConnector for Connector {

@@ -201,7 +201,7 @@ impl PackWriter {
         Ok(self.begin(create)?.1)
     }
 
-    /// Writes a round as one whole object, compressed as its first member asks for. All members or
+    /// Writes a round as one whole object, with the options of its first member. All members or
     /// none.
     pub fn write_object(&self, round: &[Submission]) -> Result<Vec<StoredRange>> {
         let kind = if round.len() == 1 { ObjectKind::Block } else { ObjectKind::Pack };
@@ -211,10 +211,8 @@ impl PackWriter {
             let plan = self.plan(object, kind, 0, round)?;
             crash::point("data.pack.before-write");
             let parts = plan.gather.into_shared();
-            match round.first().and_then(|member| member.compression) {
-                Some(compression) => self.store.put_compressed(object, &parts, compression)?,
-                None => self.store.put_shared(object, &parts)?,
-            }
+            let options = round.first().map(|member| member.options).unwrap_or_default();
+            self.store.put_with(object, &parts, options)?;
             crash::point("data.pack.written");
             Ok(stored_ranges(plan.ranges, &pin))
         };

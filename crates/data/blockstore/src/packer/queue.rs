@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use kestrel_types::compression::Compression;
 use kestrel_types::ids::InodeId;
 
 use super::Done;
 use crate::payload::Payload;
+use crate::store::PutOptions;
 
 /// Something to store.
 pub(super) struct Submission {
@@ -14,8 +14,8 @@ pub(super) struct Submission {
     /// [`crate::frame::data_checks`] of the payload.
     pub checks: Vec<u32>,
     pub inode: InodeId,
-    /// How its object is compressed; none: as the store does it.
-    pub compression: Option<Compression>,
+    /// How its object is put.
+    pub options: PutOptions,
     pub done: Done,
 }
 

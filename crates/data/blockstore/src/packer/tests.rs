@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
+use kestrel_types::compression::Compression;
+
 use super::*;
 use crate::error::ErrorKind;
 use crate::reader::{Reader, ReaderConfig};
@@ -447,7 +449,8 @@ fn store_each(
         let done = move |result: Result<StoredRange>| {
             sender.send((number, result.unwrap())).unwrap();
         };
-        packer.store_compressed(data.clone(), 7, *compression, Box::new(done));
+        let options = PutOptions { compression: *compression, tier: None };
+        packer.store_with(data.clone(), 7, options, Box::new(done));
     }
     drop(sender);
     let mut stored: Vec<_> = receiver.iter().collect();
@@ -489,10 +492,39 @@ fn one_object_for_each_compression() {
 fn compression_of_a_plain_store() {
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let packer = packer(store.clone());
-    assert!(packer.waits(Some(Compression::Lz4)));
+    assert!(packer.waits(PutOptions { compression: Some(Compression::Lz4), tier: None }));
     let data = vec![(Some(Compression::Lz4), vec![1; 5000]), (None, vec![2; 5000])];
     let stored = store_each(&packer, data);
     assert_eq!(packer.threads.lock().len(), 1);
     assert_eq!(stored[0].2.range.object, stored[1].2.range.object);
     assert_eq!(read_all(&store, stored[0].2.range).unwrap(), vec![1; 5000]);
+}
+
+/// What goes to different tiers shares no object, and is in its tier; a store without tiers takes
+/// all of it as it comes.
+#[test]
+fn one_object_for_each_tier() {
+    let tiers = [None, Some(Tier::Standard), Some(Tier::GlacierIr), Some(Tier::Archive)];
+    let store = Arc::new(MemoryStore::with_tiers());
+    let coded: Arc<dyn BlockStore> = Arc::new(CodedStore::of_plain(store.clone(), VOLUME));
+    let plain: Arc<dyn BlockStore> = Arc::new(MemoryStore::put_only());
+    for store in [&coded, &plain] {
+        let packer = packer(store.clone());
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..200 {
+            let (sender, tier) = (sender.clone(), tiers[number % 4]);
+            let done = move |stored: Result<StoredRange>| {
+                sender.send((tier, stored.unwrap())).unwrap();
+            };
+            let compression = (number % 3 == 0).then_some(Compression::Lz4);
+            let data = bytes_of(number as u64, 100 + number * 50);
+            packer.store_with(data, 7, PutOptions { compression, tier }, Box::new(done));
+        }
+        drop(sender);
+        for (tier, stored) in receiver.iter() {
+            let Some(tiers) = store.tiers() else { continue };
+            let wanted = tier.unwrap_or(Tier::Standard);
+            assert_eq!(tiers.tier_of(stored.range.object).unwrap().tier, Some(wanted));
+        }
+    }
 }

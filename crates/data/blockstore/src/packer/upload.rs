@@ -2,13 +2,12 @@
 //!
 //! Large payloads go up alone as soon as a thread is free. Small ones share objects (when,
 //! [`super::gather`] decides), come first, and always find a thread: large ones leave one to them.
-//! An object is compressed in one way, so small ones that are to be compressed in different ways
+//! An object is compressed in one way and kept in one tier, so small ones with different options
 //! gather by themselves.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use kestrel_types::compression::Compression;
 use parking_lot::{Condvar, Mutex};
 
 use super::PackerConfig;
@@ -16,17 +15,18 @@ use super::complete;
 use super::gather::{Due, Gather};
 use super::pack::PackWriter;
 use super::queue::{Queue, Submission};
+use crate::store::PutOptions;
 
-/// Payloads that share objects, all of them to be compressed in the same way.
+/// Payloads that share objects, all of them with the same options.
 struct Group {
-    compression: Option<Compression>,
+    options: PutOptions,
     waiting: Queue,
     gather: Gather,
 }
 
 struct State {
-    /// One for each way to compress that there was, in the order in which they came: no more than
-    /// there are settings.
+    /// One for all options that there were, in the order in which they came: no more than there are
+    /// settings.
     small: Vec<Group>,
     /// Payloads that are objects of their own.
     large: VecDeque<Submission>,
@@ -95,11 +95,11 @@ impl Uploads {
         if submission.payload.len() >= large_bytes {
             state.large.push_back(submission);
         } else {
-            let compression = submission.compression;
-            let known = state.small.iter().position(|group| group.compression == compression);
+            let options = submission.options;
+            let known = state.small.iter().position(|group| group.options == options);
             let index = known.unwrap_or_else(|| {
                 let gather = Gather::new(self.parallel_bytes);
-                state.small.push(Group { compression, waiting: Queue::default(), gather });
+                state.small.push(Group { options, waiting: Queue::default(), gather });
                 state.small.len() - 1
             });
             let group = &mut state.small[index];

@@ -42,8 +42,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 
-use super::{AppendStore, BlockStore, LocalCache, Page, Usage, total_len};
+use super::{AppendStore, BlockStore, LocalCache, Page, PutOptions, TieredStore, Usage, total_len};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
 
@@ -352,14 +353,15 @@ impl CodedStore {
         &self,
         object: ObjectId,
         parts: &[IoSlice<'_>],
-        compression: Compression,
+        (compression, tier): (Compression, Option<Tier>),
     ) -> Result<()> {
         let (volume, keys) = (self.volume, self.coding.cipher.as_ref());
         let coded = Encoder { volume, compression, keys }.encode(object, parts, &self.buffers)?;
         let stored_bytes = coded.len() as u64;
         let coded = Bytes::from(coded);
         self.looks.store(true, Ordering::Relaxed);
-        let done = self.inner.put_shared(object, std::slice::from_ref(&coded));
+        let options = PutOptions { compression: None, tier };
+        let done = self.inner.put_with(object, std::slice::from_ref(&coded), options);
         // Used again unless it is still held: by a cache, or by a connection that broke.
         if let Ok(coded) = coded.try_into_mut() {
             self.buffers.give(coded.into());
@@ -375,26 +377,28 @@ impl CodedStore {
 impl BlockStore for CodedStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
         match self.coding.changes_objects() {
-            true => self.put_coded(object, parts, self.coding.compression),
+            true => self.put_coded(object, parts, (self.coding.compression, None)),
             false => self.inner.put(object, parts),
         }
     }
 
     fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
-        self.put_compressed(object, parts, self.coding.compression)
+        self.put_with(object, parts, PutOptions::default())
     }
 
-    fn put_compressed(
-        &self,
-        object: ObjectId,
-        parts: &[Bytes],
-        compression: Compression,
-    ) -> Result<()> {
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], options: PutOptions) -> Result<()> {
+        let PutOptions { compression, tier } = options;
+        let compression = compression.unwrap_or(self.coding.compression);
         if !self.coding.changes_compressed(compression) {
-            return self.inner.put_shared(object, parts);
+            let options = PutOptions { compression: None, tier };
+            return self.inner.put_with(object, parts, options);
         }
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        self.put_coded(object, &slices, compression)
+        self.put_coded(object, &slices, (compression, tier))
+    }
+
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        self.inner.tiers()
     }
 
     fn compression(&self) -> Option<Compression> {

@@ -8,10 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
-use super::{AppendStore, Appender, BlockStore, LocalCache, Page, Usage, total_len};
+use super::{
+    AppendStore, Appender, BlockStore, LocalCache, Page, PutOptions, TieredStore, Usage, total_len,
+};
 use crate::error::{Error, Result};
 
 /// A call of the store.
@@ -257,6 +260,20 @@ impl BlockStore for FailingStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
         let put = |parts: &[IoSlice<'_>]| self.inner.put(object, parts).map(|()| 0);
         self.faults.write(StoreCall::Put, object, parts, put).map(drop)
+    }
+
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], options: PutOptions) -> Result<()> {
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let put = |slices: &[IoSlice<'_>]| {
+            let parts: Vec<Bytes> =
+                slices.iter().map(|part| Bytes::copy_from_slice(part)).collect();
+            self.inner.put_with(object, &parts, options).map(|()| 0)
+        };
+        self.faults.write(StoreCall::Put, object, &slices, put).map(drop)
+    }
+
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        self.inner.tiers()
     }
 
     fn appends(&self) -> Option<&dyn AppendStore> {

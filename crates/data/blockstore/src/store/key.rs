@@ -18,6 +18,13 @@ pub const MARKER: &str = ".kestrel-served";
 /// out like one of objects.
 pub const DUMPS: &str = "dumps";
 
+/// Below the place of objects in a directory: the directory of the tier `archive`, laid out
+/// likewise.
+pub const ARCHIVE: &str = "archive";
+
+/// A file at the root of both directories once there was a tier `archive`.
+pub const TIER_MARKER: &str = ".kestrel-tier";
+
 /// Number of prefixes.
 pub const PREFIXES: usize = 256;
 

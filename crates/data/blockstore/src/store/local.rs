@@ -168,6 +168,46 @@ impl LocalStore {
         }
     }
 
+    /// Takes a copy of another store's object. It gets its name when it is whole and durable. An
+    /// equal one that is here already is such a copy. The object cannot be appended to as long as
+    /// what this returns is held.
+    ///
+    /// # Errors
+    /// `InUse` while a process appends to it; `NotFound` if the other store does not have it; also
+    /// where the file system cannot keep files without names (`O_TMPFILE`).
+    pub(super) fn take_copy(&self, object: ObjectId, from: &LocalStore) -> Result<File> {
+        let failed = |source| Error::from_io("copying to another tier", Some(object), source);
+        // Not one from the cache: a lock belongs to a description, which the appender may share.
+        let source = sys::open_at(from.root.as_fd(), &files::name(object)).map_err(failed)?;
+        match sys::lock_alone(&source) {
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Error::InUse { object });
+            }
+            locked => locked.map_err(failed)?,
+        }
+        let len = source.metadata().map_err(failed)?.len();
+        self.headroom.check(usize::try_from(len).unwrap_or(usize::MAX)).map_err(failed)?;
+        let dir = files::dir_name(key::prefix(object));
+        sys::mkdir_at(self.root.as_fd(), &dir).map_err(failed)?;
+        let dir = sys::open_at(self.root.as_fd(), &dir).map_err(failed)?;
+        let copy = sys::create_unnamed_in(dir.as_fd()).map_err(failed)?;
+        sys::copy_all(&source, &copy, len).map_err(failed)?;
+        copy.sync_all().map_err(failed)?;
+        match sys::link_at(&copy, self.root.as_fd(), &files::name(object)) {
+            Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
+                let there = sys::open_at(self.root.as_fd(), &files::name(object));
+                if !there.and_then(|there| sys::is_same(&source, &there)).map_err(failed)? {
+                    let what = "another object of this number is in the other tier";
+                    return Err(Error::Corrupt { object, offset: 0, what });
+                }
+            }
+            linked => linked.map_err(failed)?,
+        }
+        dir.sync_all().and_then(|()| self.root.sync_all()).map_err(failed)?;
+        self.written.fetch_add(len as i64, Ordering::Relaxed);
+        Ok(source)
+    }
+
     fn forget(&self, object: ObjectId) {
         self.cache.remove(object);
         self.dirty.forget(object);
@@ -180,7 +220,8 @@ impl LocalStore {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_ours = key::parse_prefix(&name).is_some() && entry.file_type()?.is_dir();
-            if !is_ours && name != key::MARKER && name != key::DUMPS {
+            let others = [key::MARKER, key::DUMPS, key::ARCHIVE, key::TIER_MARKER];
+            if !is_ours && !others.contains(&&*name) {
                 unknown.push(format!("{}/{name}", key::ROOT));
             }
         }
@@ -371,6 +412,8 @@ impl BlockStore for LocalStore {
 impl AppendStore for LocalStore {
     fn create(&self, object: ObjectId) -> Result<Box<dyn Appender>> {
         let file = self.create_file(object)?;
+        // So that no process moves it away meanwhile. Where files cannot be locked none can.
+        let _ = sys::lock_shared(&file.file);
         Ok(Box::new(LocalAppender {
             file,
             len: 0,
@@ -388,6 +431,13 @@ struct LocalAppender {
     dirty: Arc<Dirty>,
     headroom: Arc<Headroom>,
     written: Arc<AtomicI64>,
+}
+
+impl Drop for LocalAppender {
+    fn drop(&mut self) {
+        // The cache may keep the file open.
+        let _ = sys::unlock(&self.file.file);
+    }
 }
 
 impl Appender for LocalAppender {

@@ -6,11 +6,16 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 use parking_lot::RwLock;
 
 use super::key;
-use super::{AppendStore, Appender, BlockStore, LIST_PAGE_MAX, ObjectInfo, Page, Usage, total_len};
+use super::{
+    AppendStore, Appender, BlockStore, LIST_PAGE_MAX, ObjectInfo, Page, PutOptions, RestoreSpeed,
+    RestoreState, TierState, TieredStore, Usage, total_len,
+};
 use crate::error::{Error, Result};
 
 #[derive(Default, Clone)]
@@ -18,6 +23,14 @@ struct Object {
     bytes: Vec<u8>,
     /// How many of them a crash leaves; none if the object was never synced.
     durable: Option<usize>,
+    tier: Option<Tier>,
+    restore: RestoreState,
+}
+
+impl Object {
+    fn state(&self) -> TierState {
+        TierState { tier: self.tier.or(Some(Tier::Standard)), restore: self.restore }
+    }
 }
 
 /// Keys sort like this pair.
@@ -32,6 +45,7 @@ fn sort_key(object: ObjectId) -> (u8, ObjectId) {
 pub struct MemoryStore {
     objects: Objects,
     put_only: bool,
+    tiers: bool,
 }
 
 impl MemoryStore {
@@ -44,6 +58,21 @@ impl MemoryStore {
     /// store.
     pub fn put_only() -> Self {
         Self { put_only: true, ..Self::default() }
+    }
+
+    /// Such a store that has all tiers. What an archive is asked for is there after
+    /// [`MemoryStore::end_restores`].
+    pub fn with_tiers() -> Self {
+        Self { tiers: true, ..Self::put_only() }
+    }
+
+    /// Archives have made readable what they were asked for.
+    pub fn end_restores(&self) {
+        for object in self.objects.write().values_mut() {
+            if object.restore == RestoreState::UnderWay {
+                object.restore = RestoreState::Restored;
+            }
+        }
     }
 
     /// Power loss: forgets every byte that was not synced.
@@ -102,6 +131,18 @@ impl BlockStore for MemoryStore {
         append(&self.objects, object, parts, self.put_only).map(drop)
     }
 
+    fn put_with(&self, object: ObjectId, parts: &[Bytes], options: PutOptions) -> Result<()> {
+        self.put_shared(object, parts)?;
+        if let Some(found) = self.objects.write().get_mut(&sort_key(object)) {
+            found.tier = options.tier.filter(|_| self.tiers);
+        }
+        Ok(())
+    }
+
+    fn tiers(&self) -> Option<&dyn TieredStore> {
+        self.tiers.then_some(self)
+    }
+
     fn appends(&self) -> Option<&dyn AppendStore> {
         if self.put_only { None } else { Some(self) }
     }
@@ -113,6 +154,9 @@ impl BlockStore for MemoryStore {
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
         let objects = self.objects.read();
         let found = objects.get(&sort_key(object)).ok_or(Error::NotFound { object })?;
+        if !found.state().is_readable() {
+            return Err(Error::Archived { object });
+        }
         let short =
             Error::Corrupt { object, offset, what: "the object is shorter than what was stored" };
         let Some(mut rest) = usize::try_from(offset).ok().and_then(|at| found.bytes.get(at..))
@@ -186,6 +230,39 @@ impl BlockStore for MemoryStore {
     fn usage(&self) -> Result<Usage> {
         let bytes: usize = self.objects.read().values().map(|object| object.bytes.len()).sum();
         Ok(Usage { capacity: None, free: None, written: bytes as i64 })
+    }
+}
+
+impl TieredStore for MemoryStore {
+    fn check_tier(&self, _tier: Tier) -> Result<()> {
+        Ok(())
+    }
+
+    fn tier_of(&self, object: ObjectId) -> Result<TierState> {
+        let objects = self.objects.read();
+        objects.get(&sort_key(object)).map(Object::state).ok_or(Error::NotFound { object })
+    }
+
+    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()> {
+        let mut objects = self.objects.write();
+        let found = objects.get_mut(&sort_key(object)).ok_or(Error::NotFound { object })?;
+        if !found.state().is_readable() {
+            return Err(Error::Archived { object });
+        }
+        (found.tier, found.restore) = (Some(tier), RestoreState::None);
+        Ok(())
+    }
+
+    fn restore(&self, object: ObjectId, _days: u32, _speed: RestoreSpeed) -> Result<RestoreState> {
+        let mut objects = self.objects.write();
+        let found = objects.get_mut(&sort_key(object)).ok_or(Error::NotFound { object })?;
+        if !found.tier.is_some_and(Tier::is_archive) {
+            return Err(Error::Invalid { what: "the object is in no archive" });
+        }
+        if found.restore == RestoreState::None {
+            found.restore = RestoreState::UnderWay;
+        }
+        Ok(found.restore)
     }
 }
 

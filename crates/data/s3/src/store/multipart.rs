@@ -8,12 +8,12 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kestrel_blockstore::store::key;
 use kestrel_types::ids::ObjectId;
-use object_store::PutPayload;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
+use object_store::{PutMultipartOptions, PutPayload};
 
 use super::S3Store;
-use super::put::cut;
+use super::put::{Kept, cut};
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure};
 use crate::rate_limiter::Direction;
@@ -24,15 +24,19 @@ impl S3Store {
         &self,
         object: ObjectId,
         parts: &[Bytes],
+        kept: &Kept,
     ) -> Result<(), Failure> {
         let path = self.client.path(&key::key(object));
         self.refuse_present(object).await?;
-        let begin =
-            async || -> Attempt<String> { Ok(self.client.s3.create_multipart(&path).await?) };
+        let begin = async || -> Attempt<String> {
+            let attributes = kept.attributes();
+            let options = PutMultipartOptions { attributes, ..PutMultipartOptions::default() };
+            Ok(self.client.s3.create_multipart_opts(&path, options).await?)
+        };
         let upload = self.client.request(Direction::Up, 0, begin).await?;
         let done = async {
             let sent = self.send_parts(&path, &upload, parts).await?;
-            self.complete(&path, &upload, sent, parts).await
+            self.complete(&path, &upload, sent, (parts, kept)).await
         }
         .await;
         if done.is_err() {
@@ -76,7 +80,7 @@ impl S3Store {
         path: &Path,
         upload: &String,
         sent: Vec<PartId>,
-        parts: &[Bytes],
+        (parts, kept): (&[Bytes], &Kept),
     ) -> Result<(), Failure> {
         let once = async || -> Attempt<()> {
             self.client.s3.complete_multipart(path, upload, sent.clone()).await?;
@@ -90,7 +94,7 @@ impl S3Store {
                 if matches!(failure.fault.cause, Cause::Missing | Cause::Present)
                     && failure.maybe_done() =>
             {
-                self.accept_if_ours(path, parts, failure).await
+                self.accept_if_ours(path, parts, kept, failure).await
             }
             other => other,
         }

@@ -5,15 +5,22 @@
 //! content is read back and compared, and only another's is an error. In stores without conditional
 //! puts the object is looked for before the first attempt; later attempts overwrite this put's own
 //! object.
+//!
+//! **In an archive** nothing can be read back. An object that goes there carries a mark of its put,
+//! which the answer to a HEAD shows.
 
 use std::cell::Cell;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use kestrel_blockstore::store::key;
+use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::ids::ObjectId;
+use kestrel_types::tier::Tier;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload};
+use object_store::{
+    Attribute, Attributes, GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload,
+};
 
 use super::S3Store;
 use crate::client::Attempt;
@@ -21,24 +28,74 @@ use crate::fault::{Cause, Failure, Fault};
 use crate::rate_limiter::Direction;
 use crate::wire::Trace;
 
+/// Name, among the object's metadata, of the mark of its put.
+const MARK: &str = "kestrel-put";
+
+/// The same as a header.
+pub(super) const MARK_HEADER: &str = "x-amz-meta-kestrel-put";
+
+/// A word that no other call of this program gives.
+pub(crate) fn unique(what: &str) -> String {
+    format!("{what}-{:x}-{:x}", SystemClock.now(), std::process::id())
+}
+
+/// Where an object that is put is kept.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Kept {
+    /// Its storage class; none: the store's own choice.
+    tier: Option<Tier>,
+    /// The mark of its put, in an archive.
+    mark: Option<String>,
+}
+
+impl Kept {
+    /// In a tier, or where objects go by themselves.
+    pub(crate) fn in_tier(tier: Option<Tier>) -> Self {
+        let mark = tier.filter(|tier| tier.is_archive()).map(|_| unique("put"));
+        Self { tier, mark }
+    }
+
+    /// What the store is told.
+    pub(super) fn attributes(&self) -> Attributes {
+        let mut attributes = Attributes::new();
+        if let Some(tier) = self.tier {
+            attributes.insert(Attribute::StorageClass, tier.s3_class().into());
+        }
+        if let Some(mark) = &self.mark {
+            attributes.insert(Attribute::Metadata(MARK.into()), mark.clone().into());
+        }
+        attributes
+    }
+}
+
 impl S3Store {
     /// Puts an object with one request.
-    pub(super) async fn put_whole(&self, object: ObjectId, parts: &[Bytes]) -> Result<(), Failure> {
+    pub(super) async fn put_whole(
+        &self,
+        object: ObjectId,
+        parts: &[Bytes],
+        kept: &Kept,
+    ) -> Result<(), Failure> {
         let path = self.client.path(&key::key(object));
         self.refuse_present(object).await?;
         let turn = self.client.turn(Direction::Up).await?;
-        let done = self.put_bytes(&path, parts.iter().cloned().collect()).await;
+        let done = self.put_bytes(&path, parts.iter().cloned().collect(), kept).await;
         drop(turn);
         match done {
             Err(failure) if failure.fault.cause == Cause::Present && failure.maybe_done() => {
-                self.accept_if_ours(&path, parts, failure).await
+                self.accept_if_ours(&path, parts, kept, failure).await
             }
             other => other,
         }
     }
 
     /// Attempts to put these bytes; the caller has the turn.
-    pub(crate) async fn put_bytes(&self, path: &Path, payload: PutPayload) -> Result<(), Failure> {
+    pub(crate) async fn put_bytes(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        kept: &Kept,
+    ) -> Result<(), Failure> {
         let mode = if self.conditional_put { PutMode::Create } else { PutMode::Overwrite };
         let len = payload.content_length() as u64;
         let unheard = Cell::new(false);
@@ -50,7 +107,8 @@ impl S3Store {
                 return Err(Fault::found(Cause::Present, "the object is there already").into());
             }
             unheard.set(true);
-            let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+            let attributes = kept.attributes();
+            let options = PutOptions { mode: mode.clone(), attributes, ..PutOptions::default() };
             let done = self.client.s3.put_opts(path, payload.clone(), options).await;
             unheard.set(Trace::current().is_broken());
             Ok(done.map(drop)?)
@@ -81,12 +139,11 @@ impl S3Store {
         };
         match self.client.request(Direction::Down, 0, once).await {
             Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
-            // It is there and empty.
-            Err(failure) if failure.fault.cause != Cause::Short => Err(failure),
-            Ok(()) | Err(_) => {
-                let fault = Fault::found(Cause::Present, "the object is there already");
-                Err(Failure { fault, attempts: 1, took: std::time::Duration::ZERO })
+            // It is there: empty, or in an archive.
+            Err(failure) if !matches!(failure.fault.cause, Cause::Short | Cause::Archived) => {
+                Err(failure)
             }
+            Ok(()) | Err(_) => Err(Failure::found(Cause::Present, "the object is there already")),
         }
     }
 
@@ -96,8 +153,13 @@ impl S3Store {
         &self,
         path: &Path,
         parts: &[Bytes],
+        kept: &Kept,
         otherwise: Failure,
     ) -> Result<(), Failure> {
+        if let Some(mark) = &kept.mark {
+            let seen = self.head_of(path).await?;
+            return if seen.mark.as_ref() == Some(mark) { Ok(()) } else { Err(otherwise) };
+        }
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let once = async || -> Attempt<bool> {
             let answer = self.client.s3.get_opts(path, GetOptions::default()).await?;

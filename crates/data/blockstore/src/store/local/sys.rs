@@ -14,6 +14,9 @@ use crate::store::total_len;
 /// Most buffers in one call (`UIO_MAXIOV`).
 const BUFFERS_MAX: usize = 1024;
 
+/// Bytes copied at a time.
+const COPY_BYTES: usize = 1 << 20;
+
 /// Turns -1 into the thread's errno.
 fn checked(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
@@ -81,6 +84,81 @@ pub fn mkdir_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
 pub fn unlink_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     // SAFETY: `name` is a C string that outlives the call.
     retried(|| unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) } as isize).map(drop)
+}
+
+/// Creates a file without a name on the file system of a directory.
+pub fn create_unnamed_in(dir: BorrowedFd<'_>) -> io::Result<File> {
+    open_with(dir, c".", libc::O_RDWR | libc::O_TMPFILE)
+}
+
+/// Gives a file that has no name one, which must not be there.
+pub fn link_at(file: &File, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let link = std::ffi::CString::new(link).map_err(io::Error::other)?;
+    // SAFETY: both names are C strings that outlive the call.
+    retried(|| unsafe {
+        libc::linkat(
+            libc::AT_FDCWD,
+            link.as_ptr(),
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            libc::AT_SYMLINK_FOLLOW,
+        )
+    } as isize)
+    .map(drop)
+}
+
+/// Whether two files have the same bytes.
+pub fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let len = one.metadata()?.len();
+    if other.metadata()?.len() != len {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; COPY_BYTES], vec![0; COPY_BYTES]);
+    let mut at = 0;
+    while at < len {
+        let part = usize::try_from(len - at).map_or(COPY_BYTES, |rest| rest.min(COPY_BYTES));
+        one.read_exact_at(&mut left[..part], at)?;
+        other.read_exact_at(&mut right[..part], at)?;
+        if left[..part] != right[..part] {
+            return Ok(false);
+        }
+        at += part as u64;
+    }
+    Ok(true)
+}
+
+/// Locks a file together with others (`flock`), without waiting.
+pub fn lock_shared(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_SH | libc::LOCK_NB)
+}
+
+/// Locks a file alone (`flock`); `WouldBlock` if another description has it locked.
+pub fn lock_alone(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_EX | libc::LOCK_NB)
+}
+
+/// Ends the lock of a file's description.
+pub fn unlock(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_UN)
+}
+
+fn flock(file: &File, how: libc::c_int) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    retried(|| unsafe { libc::flock(file.as_raw_fd(), how) } as isize).map(drop)
+}
+
+/// Copies the first `len` bytes of a file, without moving its cursor.
+pub fn copy_all(from: &File, to: &File, len: u64) -> io::Result<()> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = 0;
+    while at < len {
+        let part = usize::try_from(len - at).map_or(COPY_BYTES, |left| left.min(COPY_BYTES));
+        from.read_exact_at(&mut buffer[..part], at)?;
+        to.write_all_at(&buffer[..part], at)?;
+        at += part as u64;
+    }
+    Ok(())
 }
 
 /// Writes all of `parts` at `offset`, one system call for every 1,024 of them in the usual case.

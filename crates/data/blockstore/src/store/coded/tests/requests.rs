@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::store::{LocalCache, Page, Usage};
+use crate::store::{LocalCache, Page, PutOptions, Usage};
 
 /// Claims to be remote and to have a cache; counts the requests that it gets.
 struct Remote {
@@ -249,7 +249,8 @@ fn plain_volume_until_a_compressed_object() {
     // Another client compresses one; bytes that make no sense are read again, which finds out.
     let other = CodedStore::of_plain(remote.clone(), VOLUME);
     let parts = [bytes::Bytes::from(content.clone())];
-    other.put_compressed(5, &parts, Compression::Zstd(3)).unwrap();
+    let zstd = PutOptions { compression: Some(Compression::Zstd(3)), tier: None };
+    other.put_with(5, &parts, zstd).unwrap();
     assert_ne!(read(&store, 5, 0, 1000).ok().as_deref(), Some(&content[..1000]));
     remote.take_counts();
     let mut out = vec![0; 1000];
