@@ -149,6 +149,8 @@ pub struct Totals {
     pub leaked_bytes: u64,
     /// Stored bytes read and verified.
     pub verified_bytes: u64,
+    /// Stored bytes in archives, which could not be read.
+    pub archived_bytes: u64,
     /// Findings by kind.
     pub findings: HashMap<FindingKind, u64>,
 }

@@ -192,12 +192,19 @@ fn listed_sizes_differ(
         match store.size(*object) {
             Ok(size) if size != *listed => return Ok(true),
             Ok(_) => {}
-            // Gone since: it counts for nothing.
-            Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => {}
+            // Gone since, or in an archive: it counts for nothing.
+            Err(error) if is_out_of_reach(&error) => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(false)
+}
+
+/// Whether an object cannot be rewritten for a reason that says nothing of others: it is gone, or
+/// in an archive.
+fn is_out_of_reach(error: &kestrel_blockstore::Error) -> bool {
+    use kestrel_blockstore::ErrorKind;
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Archived)
 }
 
 /// Sums of the accounts that are above zero, by object.
@@ -305,33 +312,47 @@ pub fn users_below(
     Ok(wanted.finish())
 }
 
-/// Objects that the files at or below some paths refer to.
+/// A file's reference to stored bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Reference {
+    /// The directory that the walk found the file in.
+    pub dir: InodeId,
+    /// The file.
+    pub ino: InodeId,
+    /// The object.
+    pub object: ObjectId,
+    /// Bytes of it that the node counts for this reference.
+    pub bytes: u32,
+}
+
+/// Visits the references of all files at or below some paths, those of a file with several names
+/// once.
 ///
 /// # Errors
 /// As [`users_below`].
-pub fn objects_below(
+pub fn references_below(
     engine: &dyn Engine,
     paths: &[Vec<u8>],
-) -> Result<Vec<ObjectId>, crate::info::InfoError> {
-    let mut objects = IdSet::default();
-    let mut list = Vec::new();
+    visit: &mut dyn FnMut(Reference),
+) -> Result<(), crate::info::InfoError> {
+    let mut linked = IdSet::default();
     let mut failed = None;
     for path in paths {
         crate::tree::walk(engine, path, &mut |file| {
-            let mut note = |object| {
-                if objects.insert(object) {
-                    list.push(object);
-                }
-            };
+            let (ino, dir) = (file.inode.ino, file.place.0);
+            if file.inode.nlink > 1 && !linked.insert(ino) {
+                return ControlFlow::Continue(());
+            }
+            let mut note = |object, bytes| visit(Reference { dir, ino, object, bytes });
             match &file.inode.data {
-                Data::Packed { range, .. } => note(range.object),
+                Data::Packed { range, .. } => note(range.object, range.len),
                 Data::Chunked => {
-                    let visited =
-                        engine.scan(Table::Chunk, file.inode.ino, None, &mut |_, value, _| {
-                            let list = decode_all(value, ExtentList::decode).unwrap_or_default();
-                            list.references().for_each(|reference| note(reference.range.object));
-                            ControlFlow::Continue(())
-                        });
+                    let visited = engine.scan(Table::Chunk, ino, None, &mut |_, value, _| {
+                        let list = decode_all(value, ExtentList::decode).unwrap_or_default();
+                        let references = list.references();
+                        references.for_each(|released| note(released.range.object, released.bytes));
+                        ControlFlow::Continue(())
+                    });
                     failed = visited.err();
                 }
                 Data::None | Data::Inline(_) => {}
@@ -342,6 +363,24 @@ pub fn objects_below(
             return Err(error.into());
         }
     }
+    Ok(())
+}
+
+/// Objects that the files at or below some paths refer to.
+///
+/// # Errors
+/// As [`users_below`].
+pub fn objects_below(
+    engine: &dyn Engine,
+    paths: &[Vec<u8>],
+) -> Result<Vec<ObjectId>, crate::info::InfoError> {
+    let mut objects = IdSet::default();
+    let mut list = Vec::new();
+    references_below(engine, paths, &mut |reference| {
+        if objects.insert(reference.object) {
+            list.push(reference.object);
+        }
+    })?;
     list.sort_unstable();
     Ok(list)
 }
@@ -362,7 +401,7 @@ pub fn find_among(
             u64::try_from(crate::info::referenced_bytes(engine, *object)?).unwrap_or(0);
         let size = match store.size(*object) {
             Ok(size) => size,
-            Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => continue,
+            Err(error) if is_out_of_reach(&error) => continue,
             Err(error) => return Err(error.into()),
         };
         found.stored_bytes += size;

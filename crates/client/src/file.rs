@@ -9,10 +9,9 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kestrel_blockstore::Grant;
 use kestrel_blockstore::packer::StoredRange;
+use kestrel_blockstore::{Grant, PutOptions};
 use kestrel_types::clock::Nanos;
-use kestrel_types::compression::Compression;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
@@ -69,9 +68,9 @@ impl WrittenPiece {
 pub(crate) struct FileState {
     /// As last acknowledged by the node.
     pub inode: Inode,
-    /// How its bytes are compressed when they are stored, as the policy of its directory said when
-    /// it was last opened for writing; none: as the volume's setting says.
-    pub compression: Option<Compression>,
+    /// How its bytes are stored, as the policy of its directory said when it was last opened for
+    /// writing.
+    pub put_options: PutOptions,
     /// Present size, with what was written.
     pub size: u64,
     /// The largest size that the kernel may take it for; what it was told before the first open is
@@ -455,7 +454,7 @@ impl OpenFiles {
             readers: 0,
             writers: 0,
             was_read: false,
-            compression: None,
+            put_options: PutOptions::default(),
             inode,
         };
         let file = Arc::new(OpenFile {
@@ -523,7 +522,7 @@ pub(crate) fn data_error(error: &kestrel_blockstore::Error) -> FsError {
     let errno = match error.kind() {
         ErrorKind::NoSpace => libc::ENOSPC,
         ErrorKind::Deadline => libc::ETIMEDOUT,
-        ErrorKind::NotFound | ErrorKind::Corrupt | ErrorKind::Io => libc::EIO,
+        ErrorKind::NotFound | ErrorKind::Corrupt | ErrorKind::Archived | ErrorKind::Io => libc::EIO,
     };
     FsError::because(errno, error.to_string())
 }

@@ -26,7 +26,8 @@
 //! | `quotas` | which quotas count for an inode |
 //! | `background` | what a client does on its own: old bytes, deleted objects, sparse objects |
 //! | `compact` | compaction of one file: windows in many pieces are stored again in one |
-//! | `compression` | how bytes are compressed: what the policies of directories say |
+//! | `storing` | how bytes are stored: what the policies of directories say |
+//! | `tiers` | tiers of the objects that files lie in |
 //! | `repack` | compaction of a volume: live bytes of sparse objects are stored together |
 //! | `repeat` | loops over requests |
 //! | `snapshots` | snapshots of directories; the file system at one of them |
@@ -45,7 +46,6 @@ mod by_number;
 mod chunk_lists;
 pub mod clones;
 mod compact;
-mod compression;
 mod copy;
 mod feeds;
 mod flush;
@@ -63,6 +63,8 @@ mod repeat;
 mod seek;
 mod snapshots;
 mod space;
+mod storing;
+mod tiers;
 pub mod trash;
 pub mod tree_removal;
 mod whole;
@@ -98,6 +100,7 @@ pub use self::read::{ReadBytes, ReadRoom};
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
+pub use self::tiers::{TierAct, TierOptions, TierReport, TierSum};
 pub use self::whole::{
     CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade,
     chunk_sum,
@@ -554,16 +557,16 @@ impl Fs {
         if is_answering() { self.on_pool(job) } else { job(Turn::Run) }
     }
 
-    /// Stores bytes of a file; [`Packer::store_compressed`].
+    /// Stores bytes of a file; [`Packer::store_with`].
     fn store_bytes(self: &Arc<Self>, payload: Payload, file: &OpenFile, done: Stored) {
-        let (ino, compression) = (file.ino, file.lock().compression);
-        if !self.packer.waits(compression) {
+        let (ino, options) = (file.ino, file.lock().put_options);
+        if !self.packer.waits(options) {
             // Its threads do the waiting.
-            return self.packer.store_compressed(payload, ino, compression, done);
+            return self.packer.store_with(payload, ino, options, done);
         }
         let fs = self.clone();
         self.where_waiting_is_fine(move |turn| match turn {
-            Turn::Run => fs.packer.store_compressed(payload, ino, compression, done),
+            Turn::Run => fs.packer.store_with(payload, ino, options, done),
             Turn::Late => done(Err(kestrel_blockstore::Error::Deadline {
                 during: "waiting for a thread to store",
             })),

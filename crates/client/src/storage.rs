@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression};
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
-use kestrel_blockstore::store::{BlockStore, key};
+use kestrel_blockstore::store::{BlockStore, TieredDirs, key};
 use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
@@ -125,8 +125,12 @@ fn block_store(place: &Path, error: &kestrel_blockstore::Error) -> VolumeError {
 fn open_dir(dir: &Path) -> Result<Arc<dyn BlockStore>, VolumeError> {
     let reserve_bytes = disk_bytes(dir).map_or(0, data_reserve);
     let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
-    let local = LocalStore::open(dir, config).map_err(|error| block_store(dir, &error))?;
-    Ok(Arc::new(local))
+    let failed = |error| block_store(dir, &error);
+    let looked = TieredDirs::is_one(dir).map_err(|error| VolumeError::io("open", dir, error))?;
+    Ok(match looked {
+        true => Arc::new(TieredDirs::open(dir, config).map_err(failed)?),
+        false => Arc::new(LocalStore::open(dir, config).map_err(failed)?),
+    })
 }
 
 /// What parts of dumps are bound to in place of the volume's identity: none of them can be passed
@@ -361,7 +365,12 @@ impl Storage {
     pub fn place_of(&self, object: ObjectId) -> String {
         match &self.base {
             Base::S3(s3) => s3.place(object),
-            Base::Dir(dir) => dir.join(key::key(object)).to_string_lossy().into_owned(),
+            Base::Dir(dir) => {
+                let name = format!("{:02x}/{object:016x}", key::prefix(object));
+                let (place, archived) = (dir.join(&name), dir.join(key::ARCHIVE).join(&name));
+                let place = if archived.exists() && !place.exists() { archived } else { place };
+                place.to_string_lossy().into_owned()
+            }
         }
     }
 }

@@ -37,8 +37,15 @@ pub fn check(
     how: ReadData<'_>,
 ) -> std::result::Result<(), CheckError> {
     let engine = check.engine;
-    let mut work =
-        Work { store, how, batch: Vec::new(), bytes: 0, bad: Vec::new(), unreachable: None };
+    let mut work = Work {
+        store,
+        how,
+        batch: Vec::new(),
+        bytes: 0,
+        archived_bytes: 0,
+        bad: Vec::new(),
+        unreachable: None,
+    };
     let progress = &mut check.progress;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
@@ -54,6 +61,7 @@ pub fn check(
     })?;
     work.verify();
     check.totals.verified_bytes = work.bytes;
+    check.totals.archived_bytes = work.archived_bytes;
     let rows: Vec<&Key> = work.bad.iter().map(|(_, row, _)| row).collect();
     for (file, (range, _, why)) in name_files_of(engine, &rows)?.into_iter().zip(&work.bad) {
         let why = why.damage();
@@ -68,6 +76,8 @@ struct Work<'a> {
     how: ReadData<'a>,
     batch: Vec<(Range, Key)>,
     bytes: u64,
+    /// In archives, where they cannot be read.
+    archived_bytes: u64,
     bad: Vec<(Range, Key, Error)>,
     /// From a store that does not answer nothing can be concluded about what it holds.
     unreachable: Option<Error>,
@@ -115,6 +125,10 @@ impl Work<'_> {
                 }
                 // Reported when the store was listed.
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
+                Ok(Some(why)) | Err(why) if why.kind() == ErrorKind::Archived => {
+                    self.archived_bytes += u64::from(range.len);
+                    continue;
+                }
                 Err(why)
                     if matches!(why, Error::Remote { .. }) || why.kind() == ErrorKind::Deadline =>
                 {

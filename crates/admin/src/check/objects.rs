@@ -304,6 +304,8 @@ fn confirm(
             Ok(size) if size >= suspect.needed => {}
             Ok(size) => drop(bad.insert(suspect.object, Some(size))),
             Err(why) if why.kind() == ErrorKind::NotFound => absent.push(suspect.object),
+            // It is there; how long it was before it was coded cannot be read now.
+            Err(why) if why.kind() == ErrorKind::Archived => {}
             // Its own header is damaged: its data are, and reading them shows how.
             Err(why) if why.kind() == ErrorKind::Corrupt => {
                 bad.insert(suspect.object, Some(0));

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use kestrel_blockstore::{Payload, StoredRange, Turn};
-use kestrel_types::compression::Compression;
+use kestrel_blockstore::{Payload, PutOptions, StoredRange, Turn};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
 use kestrel_types::ids::InodeId;
@@ -76,8 +75,8 @@ impl Fs {
             let page = super::wait(|done| self.chunk_page(file.ino, first, last, done))?;
             for (chunk, list) in page.lists {
                 let inode = self.known.reference(file.ino);
-                let compression = file.lock().compression;
-                let folded = self.fold_windows(&inode, chunk, &list, compression);
+                let options = file.lock().put_options;
+                let folded = self.fold_windows(&inode, chunk, &list, options);
                 file.lock().chunks.remove(chunk);
                 all &= folded?.1;
             }
@@ -98,8 +97,8 @@ impl Fs {
         let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
         let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
         let dir = inode.seen.as_ref().map(|(dir, _)| *dir);
-        let compression = self.compressions(dir.into_iter().collect()).into_values().next();
-        let folded = self.fold_windows(inode, chunk, &list, compression)?;
+        let options = self.put_options(dir.into_iter().collect()).into_values().next();
+        let folded = self.fold_windows(inode, chunk, &list, options.unwrap_or_default())?;
         if let Some(file) = self.files.get(inode.ino) {
             file.lock().chunks.remove(chunk);
         }
@@ -111,12 +110,12 @@ impl Fs {
         inode: &InodeRef,
         chunk: u64,
         list: &ExtentList,
-        compression: Option<Compression>,
+        options: PutOptions,
     ) -> FsResult<(u64, bool)> {
         let (mut folded, mut all) = (0, true);
         for window in list.windows_to_compact() {
             let window = list.slice(window, WINDOW_BYTES);
-            if self.fold_window(inode, chunk, &window, compression)? {
+            if self.fold_window(inode, chunk, &window, options)? {
                 folded += 1;
             } else {
                 all = false;
@@ -132,7 +131,7 @@ impl Fs {
         inode: &InodeRef,
         chunk: u64,
         window: &[Extent],
-        compression: Option<Compression>,
+        options: PutOptions,
     ) -> FsResult<bool> {
         let is_stored = |extent: &Extent| extent.source != Source::Hole;
         let (Some(first), Some(last)) =
@@ -157,7 +156,7 @@ impl Fs {
             }
             let mut offset = 0;
             for block in bytes.chunks(self.config.block_bytes as usize) {
-                let placed = self.store_now(inode.ino, block.to_vec(), compression)?;
+                let placed = self.store_now(inode.ino, block.to_vec(), options)?;
                 new.push(Extent::of_range(pos + offset, placed.range));
                 offset += block.len() as u32;
                 pins.push(placed);
@@ -185,14 +184,14 @@ impl Fs {
         self: &Arc<Self>,
         ino: InodeId,
         bytes: Vec<u8>,
-        compression: Option<Compression>,
+        options: PutOptions,
     ) -> FsResult<StoredRange> {
         super::wait(|done| {
             let stored = move |placed: kestrel_blockstore::Result<StoredRange>| {
                 done(placed.map_err(|error| data_error(&error)))
             };
             let (payload, stored) = (Payload::from(bytes), Box::new(stored));
-            self.packer.store_compressed(payload, ino, compression, stored);
+            self.packer.store_with(payload, ino, options, stored);
         })
     }
 }

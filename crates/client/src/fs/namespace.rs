@@ -13,6 +13,7 @@ use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
 use super::handles::Progress;
+use super::storing::options_of;
 use super::{Caller, Done, FileHandle, Fs, Opened, into_bytes, unexpected};
 use crate::inode_table::PageCacheAction;
 
@@ -376,7 +377,7 @@ impl Fs {
         let Answer::Opened { inode, parent, .. } = answer else { return Err(unexpected(&answer)) };
         let mut inode = *inode;
         self.learn_compression(&inode);
-        let compression = inode.effective.compression;
+        let put_options = options_of(inode.effective);
         if introduce {
             self.known.learned(inode.ino, inode.kind, parent.zip(name));
             self.known.told_as(inode.ino, inode.data_change);
@@ -389,7 +390,7 @@ impl Fs {
         state.readers += u32::from(flags.read || flags.exec);
         state.writers += u32::from(flags.write);
         if flags.write {
-            state.compression = compression;
+            state.put_options = put_options;
         }
         state.was_read |= flags.read || flags.exec;
         drop(state);

@@ -132,6 +132,8 @@ struct Read {
     len: usize,
     /// It was planned again after stored bytes were missing; the next failure is final.
     retried: bool,
+    /// The caller does not wait: what an archive has to restore is EAGAIN to it.
+    nonblock: bool,
     done: Done<ReadBytes>,
 }
 
@@ -169,15 +171,16 @@ impl Fs {
         done: Done<Vec<u8>>,
     ) {
         let whole = |content: FsResult<ReadBytes>| done(content.map(ReadBytes::into_vec));
-        self.read_content(handle, offset, len, Box::new(whole));
+        self.read_content(handle, (offset, len), false, Box::new(whole));
     }
 
-    /// Like [`Fs::read`]; the bytes come as they lie in memory where that saves a copy.
+    /// Like [`Fs::read`]; the bytes come as they lie in memory where that saves a copy. Of what
+    /// lies in an archive, `EAGAIN` to a caller that does not wait (`nonblock`), else `EIO`.
     pub fn read_content(
         self: &Arc<Self>,
         handle: &FileHandle,
-        offset: u64,
-        len: usize,
+        (offset, len): (u64, usize),
+        nonblock: bool,
         done: Done<ReadBytes>,
     ) {
         if !handle.read {
@@ -193,6 +196,7 @@ impl Fs {
             offset,
             len: len.min(READ_BYTES_MAX),
             retried: false,
+            nonblock,
             done,
         };
         self.read_ahead(handle, offset, len);
@@ -344,8 +348,14 @@ impl Fs {
                     return self.relearn(read, ready.data_change);
                 }
                 let (ino, len, offset) = (read.file.ino, read.len, read.offset);
-                log::error!("inode {ino}: reading {len} bytes at {offset}: {error}");
-                (read.done)(Err(data_error(&error)));
+                let mut told = data_error(&error);
+                let mut level = log::Level::Error;
+                if error.kind() == ErrorKind::Archived {
+                    level = log::Level::Warn;
+                    told.errno = if read.nonblock { libc::EAGAIN } else { told.errno };
+                }
+                log::log!(level, "inode {ino}: reading {len} bytes at {offset}: {error}");
+                (read.done)(Err(told));
             }
         }
     }

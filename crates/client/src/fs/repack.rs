@@ -32,7 +32,7 @@ use std::sync::mpsc;
 
 use kestrel_admin::fragmented::{self, FragmentedObject, FragmentedReport, RangeUse, User, Users};
 use kestrel_blockstore::object::MEMBER_BYTES;
-use kestrel_blockstore::{Payload, StoredRange};
+use kestrel_blockstore::{ErrorKind, Payload, StoredRange};
 use kestrel_engine::cancellable::CancellableScan;
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
@@ -104,7 +104,7 @@ pub struct Compacted {
 }
 
 /// A reference to move.
-struct Mover {
+pub(super) struct Mover {
     inode: InodeRef,
     chunk: u64,
     old: Extent,
@@ -112,7 +112,7 @@ struct Mover {
 }
 
 /// A live part of a stored range, and the files that refer to it.
-struct Piece {
+pub(super) struct Piece {
     range: Range,
     from: u32,
     to: u32,
@@ -251,7 +251,7 @@ impl Fs {
     }
 
     /// Stores live parts again, as many at a time as make a pack, and moves their references.
-    fn repack(
+    pub(super) fn repack(
         self: &Arc<Self>,
         pieces: Vec<Piece>,
         options: &CompactOptions<'_>,
@@ -346,7 +346,7 @@ impl Fs {
     fn store_again(self: &Arc<Self>, batch: &[Piece]) -> FsResult<Vec<Option<StoredRange>>> {
         let read = self.read_pieces(batch);
         let dir_of = |piece: &Piece| Some(piece.movers.first()?.inode.seen.as_ref()?.0);
-        let compressions = self.compressions(batch.iter().filter_map(dir_of).collect());
+        let options = self.put_options(batch.iter().filter_map(dir_of).collect());
         let (send, receive) = mpsc::channel();
         let mut waiting = 0;
         for (at, bytes) in read {
@@ -356,9 +356,9 @@ impl Fs {
             let told = move |placed| {
                 let _ = send.send((at, placed));
             };
-            let compression = dir_of(&batch[at]).and_then(|dir| compressions.get(&dir).copied());
+            let options = dir_of(&batch[at]).and_then(|dir| options.get(&dir).copied());
             let payload = Payload::from(bytes);
-            self.packer.store_compressed(payload, ino, compression, Box::new(told));
+            self.packer.store_with(payload, ino, options.unwrap_or_default(), Box::new(told));
         }
         drop(send);
         let mut all: Vec<Option<StoredRange>> = batch.iter().map(|_| None).collect();
@@ -382,6 +382,9 @@ impl Fs {
                 let mut bytes = vec![0; piece.len() as usize];
                 match self.reader.read(piece.range, piece.from, &mut bytes) {
                     Ok(()) => read.push((at, bytes)),
+                    Err(error) if error.kind() == ErrorKind::Archived => {
+                        log::debug!("object {}: not rewritten: {error}", piece.range.object)
+                    }
                     // Gone, if all files have that referred to it; else reading the file fails as
                     // well, and `fsck --data` names it.
                     Err(error) => {
@@ -445,7 +448,7 @@ impl Fs {
 }
 
 /// Chunks to fold, and the live parts of the ranges referred to, by object and place.
-fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
+pub(super) fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
     let mut deep = Vec::new();
     let mut ranges: BTreeMap<(u64, u32, u32), Vec<Mover>> = BTreeMap::new();
     for (ino, user) in users {

@@ -88,11 +88,11 @@ impl Fs {
         flags: XattrFlags,
         done: Done<()>,
     ) {
-        let needs_trash = is_trash_policy(&name) && *value != *b"none";
-        let op = Op::SetXattr(self.known.reference(ino), name, value, flags);
+        let field = name.strip_prefix(XATTR_PREFIX).and_then(PolicyField::from_name);
+        let op = Op::SetXattr(self.known.reference(ino), name, value.clone(), flags);
         let fs = self.clone();
-        let set = move |trash: FsResult<()>| {
-            if let Err(error) = trash {
+        let set = move |prepared: FsResult<()>| {
+            if let Err(error) = prepared {
                 return done(Err(error));
             }
             let again = fs.clone();
@@ -103,7 +103,11 @@ impl Fs {
                 done(answer.map(|_| ()));
             });
         };
-        if needs_trash { self.with_kept_dir(Box::new(set)) } else { set(Ok(())) }
+        match field {
+            Some(PolicyField::Trash) if *value != *b"none" => self.with_kept_dir(Box::new(set)),
+            Some(PolicyField::Tier) => self.with_tier(&value, Box::new(set)),
+            _ => set(Ok(())),
+        }
     }
 
     /// Removes an attribute.
@@ -117,9 +121,4 @@ impl Fs {
         let op = Op::RemoveXattr(self.known.reference(ino), name);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
     }
-}
-
-/// Whether an attribute says how long what is removed is kept.
-fn is_trash_policy(name: &[u8]) -> bool {
-    name.strip_prefix(XATTR_PREFIX).and_then(PolicyField::from_name) == Some(PolicyField::Trash)
 }

@@ -66,6 +66,11 @@ pub fn entry(inode: &Inode, attr_ttl: Duration, entry_ttl: Duration) -> fuse::En
     fuse::Entry { nodeid: inode.ino, generation, attr: attr(inode), attr_ttl, entry_ttl }
 }
 
+/// Whether the caller of a READ with these flags does not wait.
+pub fn is_nonblock(flags: u32) -> bool {
+    flags & libc::O_NONBLOCK as u32 != 0
+}
+
 pub fn open_flags(flags: u32, kill_suid: bool) -> OpenFlags {
     let access = flags as i32 & libc::O_ACCMODE;
     let exec = flags & FMODE_EXEC != 0;

@@ -181,7 +181,7 @@ impl FileSystem for Mounted {
                 let how = core.how(flags);
                 core.open(caller, node, (convert::open_flags(flags, kill_suidgid), how), reply);
             }
-            Operation::Read { fh, offset, size, lock_owner, .. } => {
+            Operation::Read { fh, offset, size, lock_owner, flags, .. } => {
                 core.file(fh, reply, |file, reply| {
                     fs.file_accessed(&file);
                     if !direct::is_direct(lock_owner) {
@@ -192,7 +192,8 @@ impl FileSystem for Mounted {
                     if let Some(live) = core.live(file.ino()) {
                         return live.answer(offset, size as usize, reply);
                     }
-                    core.read(pid, (fs, &file), (offset, size as usize), reply);
+                    let nonblock = convert::is_nonblock(flags);
+                    core.read(pid, (fs, &file), (offset, size as usize), nonblock, reply);
                 })
             }
             Operation::Write(write) => core.file(write.fh, reply, |file, reply| {
@@ -412,6 +413,7 @@ impl Core {
         pid: u32,
         (fs, file): (&Arc<Fs>, &FileHandle),
         (offset, size): (u64, usize),
+        nonblock: bool,
         reply: Reply,
     ) {
         let gone = || is_dying(pid);
@@ -427,7 +429,7 @@ impl Core {
             reply.data_vectored(&content.pieces());
             drop((content, room));
         };
-        fs.read_content(file, offset, size, self.patient(pid, reply, answer));
+        fs.read_content(file, (offset, size), nonblock, self.patient(pid, reply, answer));
     }
 
     /// Answers what has flushed a file: the kernel has put what was appended where it belongs.

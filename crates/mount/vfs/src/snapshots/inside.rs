@@ -93,9 +93,16 @@ impl Core {
                 }
                 fs.open(caller, ino, flags, self.opened_in_snapshot(pid, &inode.view, reply));
             }
-            Operation::Read { fh, offset, size, .. } => match self.snapshot_file(fh) {
+            Operation::Read { fh, offset, size, flags, .. } => match self.snapshot_file(fh) {
                 Some(open) => {
-                    self.read(pid, (open.view.fs(), &open.file), (offset, size as usize), reply);
+                    let file = (open.view.fs(), &*open.file);
+                    self.read(
+                        pid,
+                        file,
+                        (offset, size as usize),
+                        convert::is_nonblock(flags),
+                        reply,
+                    );
                 }
                 None => reply.error(libc::EBADF),
             },
