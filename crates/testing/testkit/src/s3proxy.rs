@@ -10,6 +10,7 @@
 //! | `kind` | what an S3 request asks for |
 //! | `rule` | rules: which fault hits which requests |
 //! | `plan` | which request is hit by which fault: a function of seed, rule and target |
+//! | `classes` | storage classes and archives for a store that has none |
 //! | `listing` | damage to the XML of a listing |
 //! | `pace` | a limit on bytes a second that all connections share |
 //! | `counts` | counters: requests by kind, faults by name, bytes |
@@ -28,6 +29,7 @@
 //! and adds no failure of its own beyond those of the store: a connection that the store has closed
 //! is replaced before it is used again.
 
+pub mod classes;
 pub mod control;
 pub mod counts;
 pub mod http;

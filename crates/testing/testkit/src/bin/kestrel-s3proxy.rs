@@ -14,16 +14,19 @@ kestrel-s3proxy: a proxy in front of an S3 store that fails on purpose, by rule 
 counts requests
 
 usage: kestrel-s3proxy serve  --store ADDRESS [--listen ADDRESS] [--control ADDRESS] [--seed S] \
-    [--rules RULES] [--log FILE]
+    [--rules RULES] [--log FILE] [--classes CLASS,CLASS]
        kestrel-s3proxy rules  --control ADDRESS [--set RULES]
        kestrel-s3proxy counts --control ADDRESS [--reset]
+       kestrel-s3proxy restored --control ADDRESS
 
 serve   ADDRESS of the store: HOST:PORT or unix:PATH. Listens at free ports of 127.0.0.1 unless \
     told otherwise, and prints
         one line: listening ADDRESS control ADDRESS. Nothing of a request is changed: signatures \
             stay valid.
         --log FILE   a line for each request: milliseconds, kind, method, target, range, faults
+        --classes    storage classes for a store that has none: GLACIER, DEEP_ARCHIVE are archives
 rules   shows the rules, or replaces them (\"\" for none); requests that hang are let go
+restored  archives have made readable what they were asked for; how many objects
 counts  requests by kind, requests in flight at most, faults by name, bytes; as JSON
 
 RULES   FAULT[:NAME=VALUE,...] separated by blanks. Every rule takes
@@ -49,7 +52,7 @@ examples:
   kestrel-s3proxy rules --control 127.0.0.1:4000 --set 'status:code=500,kind=list,skip=1,count=1'
 ";
 
-const VALUES: &[&str] = &["store", "listen", "control", "seed", "rules", "set", "log"];
+const VALUES: &[&str] = &["store", "listen", "control", "seed", "rules", "set", "log", "classes"];
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
@@ -71,6 +74,10 @@ fn main() -> ExitCode {
             request_control(args.need("control")?, method, "/counts", "")
                 .map(|text| println!("{text}"))
         }),
+        "restored" => args.and_then(|args| {
+            request_control(args.need("control")?, "POST", "/restored", "")
+                .map(|text| println!("{text}"))
+        }),
         other => Err(format!("unknown command: {other} (see --help)")),
     };
     match done {
@@ -88,6 +95,7 @@ fn serve(args: &Args) -> Result<(), String> {
         .map(|path| File::create(path).map_err(|e| format!("{path}: {e}")))
         .transpose()?;
     let proxy = Proxy::new(Address::parse(args.need("store")?), args.number("seed", 1)?, log);
+    let proxy = proxy.with_classes(args.value("classes").unwrap_or_default());
     proxy.plan.set(Rule::parse_all(args.value("rules").unwrap_or_default())?);
     let listen = args.value("listen").unwrap_or("127.0.0.1:0");
     let control = args.value("control").unwrap_or("127.0.0.1:0");

@@ -1,7 +1,8 @@
 //! The control port: plain HTTP, one request per connection.
 //!
 //! `GET /counts` tells the counts as JSON, `POST /counts` does and begins anew; `GET /rules` tells
-//! the rules, `PUT /rules` replaces them by those in its body.
+//! the rules, `PUT /rules` replaces them by those in its body; `POST /restored` has archives make
+//! readable what they were asked for.
 
 use std::io::{self, BufReader, Write};
 use std::net::TcpStream;
@@ -39,7 +40,8 @@ pub fn serve(proxy: &Proxy, client: TcpStream) -> io::Result<()> {
             }
             Err(why) => ("400 Bad Request", why),
         },
-        _ => ("404 Not Found", "GET or POST /counts, GET or PUT /rules".into()),
+        ("POST", "/restored") => ("200 OK", proxy.classes.end_restores().to_string()),
+        _ => ("404 Not Found", "GET or POST /counts, GET or PUT /rules, POST /restored".into()),
     };
     answer(client.get_mut(), status, "text/plain", format!("{text}\n").as_bytes(), true)
 }

@@ -4,6 +4,7 @@ use std::io::{self, BufReader, ErrorKind, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use super::classes::ClassAnswer;
 use super::http::{BodySink, Collector, Framing, Head, Nowhere, answer, pass_body};
 use super::kind::Kind;
 use super::listing;
@@ -72,7 +73,11 @@ impl Relay<'_> {
                 Ok(Next::Reset)
             }
             Some(Fault::Status { code, error }) => self.refuse(&head, &method, *code, error),
-            _ => self.forward(kind, &head, &method, &disturbance),
+            fault => match proxy.classes.answer(&head) {
+                Some(_) if *fault == Some(Fault::LostAnswer) => Ok(Next::Reset),
+                Some(ClassAnswer { code, error }) => self.refuse(&head, &method, code, error),
+                None => self.forward(kind, &head, &method, &disturbance),
+            },
         }
     }
 
@@ -87,15 +92,18 @@ impl Relay<'_> {
         }
     }
 
-    /// Answers with an error of S3 in the place of the store.
+    /// Answers with an error of S3, or that it is done, in the place of the store.
     fn refuse(&mut self, head: &Head, method: &str, code: u16, error: &str) -> io::Result<Next> {
         self.let_body_come(head)?;
         pass_body(head.request_framing(), &mut self.client, &mut Nowhere)?;
-        let body = format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{error}</Code>\
-             <Message>injected by kestrel-s3proxy</Message><RequestId>0</RequestId></Error>"
-        );
-        let status = format!("{code} {error}");
+        let body = match error {
+            "" => "<CopyObjectResult><ETag>\"0\"</ETag></CopyObjectResult>".into(),
+            error => format!(
+                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{error}</Code>\
+                 <Message>injected by kestrel-s3proxy</Message><RequestId>0</RequestId></Error>"
+            ),
+        };
+        let status = format!("{code} {}", if error.is_empty() { "OK" } else { error });
         answer(
             self.client.get_mut(),
             &status,
@@ -139,9 +147,12 @@ impl Relay<'_> {
         pass_body(head.request_framing(), &mut self.client, &mut to_store)?;
         // Even if sending failed: the store may have refused the request before it read all of it.
         let failed = to_store.failed;
-        let Some(answer) = read_answer(&mut store)? else {
+        let Some(mut answer) = read_answer(&mut store)? else {
             return Ok(Next::Reset);
         };
+        if (200..300).contains(&answer.status()) {
+            self.proxy.classes.done(head, &mut answer);
+        }
         self.proxy.counts.answered(kind, answer.status());
         let framing = answer.answer_framing(method);
         if disturbance.fault == Some(Fault::LostAnswer) {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::classes::Classes;
 use super::control;
 use super::counts::Counts;
 use super::http::Head;
@@ -25,6 +26,8 @@ pub struct Proxy {
     pub store: Address,
     /// The rules in force.
     pub plan: FaultPlan,
+    /// Storage classes, if the store has none.
+    pub classes: Classes,
     /// What passed through.
     pub counts: Counts,
     /// The limit of bytes to the store.
@@ -42,6 +45,7 @@ impl Proxy {
         Self {
             store,
             plan: FaultPlan::new(seed),
+            classes: Classes::default(),
             counts: Counts::default(),
             up: Pace::default(),
             down: Pace::default(),
@@ -49,6 +53,11 @@ impl Proxy {
             log: log.map(Mutex::new),
             started: Instant::now(),
         }
+    }
+
+    /// The same with these storage classes ([`Classes::of`]).
+    pub fn with_classes(self, names: &str) -> Self {
+        Self { classes: Classes::of(names), ..self }
     }
 
     /// The page of a listing that was sent last.
