@@ -21,7 +21,7 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
         &[
             "snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "trash", "watch",
-            "warmup", "compact",
+            "warmup", "tier", "compact",
         ],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),

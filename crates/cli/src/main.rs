@@ -56,8 +56,8 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
-    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, token, trash,
-    umount, warmup, watch,
+    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, tier, token,
+    trash, umount, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -106,6 +106,7 @@ enum Verb {
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
     Compact(compact::CompactArgs),
+    Tier(tier::TierArgs),
     Warmup(warmup::WarmupArgs),
     Policy(policy::PolicyArgs),
     Quota(quota::QuotaArgs),
@@ -151,6 +152,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),
         Verb::Compact(args) => compact::run(args),
+        Verb::Tier(args) => tier::run(args),
         Verb::Warmup(args) => warmup::run(args),
         Verb::Policy(args) => policy::run(args),
         Verb::Quota(args) => quota::run(args),

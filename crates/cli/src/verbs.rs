@@ -14,6 +14,8 @@
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/quota.rs` | limits of bytes and files |
+//! | `verbs/tier.rs` | where the store keeps files |
+//! | `verbs/volume_job.rs` | work by a process that has the volume's metadata |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
@@ -44,11 +46,14 @@ pub mod serve;
 pub mod snapshot;
 pub mod stats;
 pub mod status;
+pub mod tier;
 pub mod token;
 pub mod trash;
 pub mod umount;
 pub mod warmup;
 pub mod watch;
+
+mod volume_job;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -12,7 +12,7 @@ use super::endpoints::ControlEndpoint;
 use super::mount_status::remounted;
 use super::serving::Serving;
 use crate::jobs::{
-    compact, dump, fsck, gc, info as info_job, settings, status, usage, warmup, whole,
+    compact, dump, fsck, gc, info as info_job, settings, status, tiers, usage, warmup, whole,
 };
 use crate::metrics::{Snapshot, to_json};
 use crate::process::process_word;
@@ -80,6 +80,7 @@ impl Serving {
             Some("fsck") => self.fsck(question, &feed),
             Some("gc") => self.gc(question, &feed),
             Some("compact") => self.compact(question, &feed),
+            Some("tier") => self.tiers(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
             Some("whole") => whole::serve(&self.volume.fs, &self.volume.storage, question, &feed),
             Some("rows") => super::node_view::rows::page(&*self.volume.engine, question),
@@ -106,10 +107,10 @@ impl Serving {
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some(
-                "status" | "stats" | "info" | "du" | "fsck" | "gc" | "compact" | "rows" | "sums"
-                | "cut" | "reap" | "coding" | "table" | "whereabouts" | "entries" | "change"
-                | "forget" | "token" | "alive" | "backup" | "yield" | "stand-in" | "unheard"
-                | "settings",
+                "status" | "stats" | "info" | "du" | "fsck" | "gc" | "compact" | "tier" | "rows"
+                | "sums" | "cut" | "reap" | "coding" | "table" | "whereabouts" | "entries"
+                | "change" | "forget" | "token" | "alive" | "backup" | "yield" | "stand-in"
+                | "unheard" | "settings",
             ) => self.answer_unheard(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
@@ -242,6 +243,14 @@ impl Serving {
             self.volume.may_change()?;
         }
         compact::compact(&self.volume.fs, &wish, feed)
+    }
+
+    fn tiers(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
+        let wish = tiers::TierRequest::of(question)?;
+        if wish.changes() {
+            self.volume.may_change()?;
+        }
+        tiers::serve(&self.volume.fs, &wish, feed)
     }
 
     fn warmup(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {

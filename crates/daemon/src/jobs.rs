@@ -10,6 +10,7 @@
 //! | `jobs/fsck.rs` | `kestrel fsck` of a volume in use |
 //! | `jobs/gc.rs` | `kestrel gc` |
 //! | `jobs/compact.rs` | `kestrel compact` |
+//! | `jobs/tiers.rs` | `kestrel tier` |
 //! | `jobs/dump.rs` | `kestrel dump` |
 //! | `jobs/warmup.rs` | `kestrel warmup` |
 //! | `jobs/whole.rs` | `kestrel warmup --whole` |
@@ -21,6 +22,7 @@ pub mod gc;
 pub mod info;
 pub mod settings;
 pub mod status;
+pub mod tiers;
 pub mod usage;
 pub mod warmup;
 pub mod whole;

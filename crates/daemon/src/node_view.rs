@@ -77,7 +77,7 @@ fn answer_now(
             serving.keeper.answer(&serving.volume, question, &ProgressStream::new(tell))
         }
         Some("coding") => Ok(settings::describe(&serving.volume.descriptor)),
-        Some(verb @ ("fsck" | "info" | "du" | "dump" | "gc" | "compact")) => Err(format!(
+        Some(verb @ ("fsck" | "info" | "du" | "dump" | "gc" | "compact" | "tier")) => Err(format!(
             "node {} has only a part of the volume; use `kestrel {verb}` with {}",
             section.node,
             url(serving, section)

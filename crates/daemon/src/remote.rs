@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::endpoints::ControlEndpoint;
 use super::mount_status::{MountStatus, is_read_only, remounted};
-use crate::jobs::{compact, info, status, usage, warmup, whole};
+use crate::jobs::{compact, info, status, tiers, usage, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
@@ -27,6 +27,9 @@ use crate::snapshots::answer::{SnapshotEndpoint, changes};
 
 /// What an error says of a server that answers, but not to this mount.
 pub const NOT_LET_IN: &str = "the server does not let this mount in";
+
+/// Why nothing is changed through a mount.
+const READ_ONLY: &str = "the volume is mounted read-only; mount it for writing first";
 
 /// How long a quick question to the server may take.
 const QUICK: Duration = Duration::from_secs(15);
@@ -101,20 +104,26 @@ impl ControlEndpoint for RemoteMount {
                 Some(nodes) => {
                     let wish = compact::CompactRequest::of(question)?;
                     if self.is_read_only() && !wish.dry_run {
-                        return Err(
-                            "the volume is mounted read-only; mount it for writing first".into()
-                        );
+                        return Err(READ_ONLY.into());
                     }
                     compact::compact_nodes(&self.fs, &nodes, &wish, &ProgressStream::new(tell))
+                }
+                None => self.ask(question, None, tell),
+            },
+            Some("tier") => match self.nodes() {
+                Some(nodes) => {
+                    let wish = tiers::TierRequest::of(question)?;
+                    if self.is_read_only() && wish.changes() {
+                        return Err(READ_ONLY.into());
+                    }
+                    tiers::serve_nodes(&self.fs, &nodes, &wish, &ProgressStream::new(tell))
                 }
                 None => self.ask(question, None, tell),
             },
             Some("fsck" | "gc") => self.ask(question, None, tell),
             Some("snapshot") => {
                 if changes(question) && self.is_read_only() {
-                    return Err(
-                        "the volume is mounted read-only; mount it for writing first".into()
-                    );
+                    return Err(READ_ONLY.into());
                 }
                 SnapshotEndpoint { fs: &self.fs, engine: None }.answer(question)
             }

@@ -106,6 +106,7 @@ fn administers(question: &Value) -> Option<String> {
         | "stand-in" => false,
         "gc" => question["delete"] != true,
         "compact" => question["dry_run"] == true,
+        "tier" => question["act"] == "status" || question["dry_run"] == true,
         "settings" => question.get("after").is_none(),
         "token" => matches!(question["action"].as_str(), Some("list" | "show")),
         "backup" => question["act"] == "list",

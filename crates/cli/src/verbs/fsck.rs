@@ -277,6 +277,12 @@ fn print_summary(args: &FsckArgs, done: &Value, findings: &[Value]) {
     );
     if args.data {
         println!("{} of stored data verified", bytes(number("verified_bytes")));
+        if number("archived_bytes") > 0 {
+            let archived = bytes(number("archived_bytes"));
+            println!(
+                "{archived} in archives not verified; `kestrel tier restore` makes them readable"
+            );
+        }
     }
     for (kind, found) in done["counts"].as_object().into_iter().flatten() {
         println!("{:>12} {kind}", count(found.as_u64().unwrap_or(0)));

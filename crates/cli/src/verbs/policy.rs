@@ -41,6 +41,9 @@ Fields:
   feed         none (default), or how long a record of all changes below is kept: 12h, 7d, at most
                2730d; `kestrel watch` reads it. Directories above record on; none below one that
                records leaves its tree out
+  tier         standard (default), standard-ia, onezone-ia, intelligent-tiering, glacier-ir, archive
+               or deep-archive: the storage class of data of files that are opened for writing from
+               then on; `kestrel tier` moves what is there
 
 Of each field the nearest directory's word counts. The owner of a directory and root may set and
 remove fields. They are also extended attributes: getfattr -n kestrel.consistency DIR. See
@@ -174,8 +177,8 @@ fn refused(path: &Path, why: &io::Error) -> Failure {
                 .into()
         }
         Some(libc::EOPNOTSUPP) => {
-            "only directories of KestrelFS have policies, and those of a volume that several nodes \
-             share not the policy feed"
+            "only directories of KestrelFS have policies; a volume that several nodes share has no \
+             policy feed, and a tier is one that the volume's store has"
                 .into()
         }
         Some(libc::EROFS) => "the volume is mounted read-only".into(),

@@ -115,6 +115,7 @@ pub fn summary(totals: &Totals, repaired: u64) -> Value {
         "leaked_objects": totals.leaked_objects,
         "leaked_bytes": totals.leaked_bytes,
         "verified_bytes": totals.verified_bytes,
+        "archived_bytes": totals.archived_bytes,
         "counts": counts,
     })
 }
