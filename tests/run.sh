@@ -97,6 +97,7 @@ suites+=(
     "s3-admin 600 tests/s3/admin.sh"
     "s3-requests 300 tests/s3/requests.sh"
     "s3-backup 300 tests/s3/backup.sh"
+    "s3-tiers 600 tests/s3/tiers.sh"
     "s3-memory 600 env KESTREL_STORE=s3 tests/crash/memory.sh"
 )
 # A served volume, several clients.
@@ -117,6 +118,7 @@ suites+=(
     "serve-remove 600 $serve tests/posix/remove.sh"
     "serve-trash 600 $serve tests/posix/trash.sh"
     "serve-watch 600 $serve tests/posix/watch.sh"
+    "serve-tiers 600 $serve tests/s3/tiers.sh"
     "serve-snapshot-verbs 300 $serve tests/posix/snapshot_verbs.sh"
     "serve-large-dirs 900 $serve NAMES=${NAMES:-$(size 20000 200000)} tests/posix/large-dirs.sh"
     "serve-options 300 $serve tests/posix/options.sh"
@@ -157,6 +159,7 @@ suites+=(
     "nodes-remove 900 $nodes FILES=${FILES:-3000} tests/posix/remove.sh"
     "nodes-trash 900 $nodes FILES=${FILES:-300} tests/posix/trash.sh"
     "nodes-watch 300 $nodes tests/posix/watch.sh"
+    "nodes-tiers 600 $nodes tests/s3/tiers.sh"
     "nodes-snapshot-verbs 600 $nodes tests/posix/snapshot_verbs.sh"
     "nodes-policies 300 $nodes tests/posix/policies.sh"
     "nodes-access-times 600 $nodes tests/posix/access_times.sh"

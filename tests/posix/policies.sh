@@ -28,7 +28,7 @@ check "get --json" eval 'policy get "$mnt/set/train/deep" --json | python3 -c "
 import json, sys
 assert json.load(sys.stdin)[\"consistency\"][\"value\"] == \"strict\""'
 check "get of all fields" eval '[ "$(policy get "$mnt/set/train/deep" | awk "{ print \$1, \$2 }" |
-    paste -sd ,)" = "consistency strict,compression as-volume,trash none,feed none" ]'
+    paste -sd ,)" = "consistency strict,compression as-volume,trash none,feed none,tier standard" ]'
 check "list" eval '[ "$(policy list "$mnt" | wc -l)" = 2 ]'
 check "list --json" eval 'policy list "$mnt" --json | python3 -c "
 import json, sys

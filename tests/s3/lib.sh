@@ -3,10 +3,12 @@
 # shellcheck shell=bash disable=SC2034,SC2119
 
 KESTREL_STORE=s3
+# Options of the proxy may be set before.
+[ -v STORE_OPTIONS ] || STORE_OPTIONS=()
 # shellcheck source=tests/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 needs_kestrel
-start_store
+start_store "${STORE_OPTIONS[@]}"
 
 TREE=$ROOT/tests/s3/tree.py
 
