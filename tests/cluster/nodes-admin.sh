@@ -53,6 +53,7 @@ says "du of it through the mount" "in .*$files files and $dirs directories" "$KE
     "$mnt/tree"
 says "du of it by URL" "in .*$files files and $dirs directories" "$KESTREL" du --volume "$url" \
     /tree --top 3
+says "du of it by user" "[1-9][0-9,]* +root$" "$KESTREL" du --volume "$url" /tree --owners user
 says "info of a large file" "layout +chunked" "$KESTREL" info "$mnt/tree/d7/large"
 says "info of a file with two names by URL" "layout +packed" "$KESTREL" info --volume "$url" \
     /tree/d2/link-4

@@ -53,6 +53,18 @@ pub fn walk(
         }
         dir = inode.ino;
     }
+    walk_below(engine, dir, visit)
+}
+
+/// The same of the files below a directory.
+///
+/// # Errors
+/// As [`walk`].
+pub fn walk_below(
+    engine: &dyn Engine,
+    dir: InodeId,
+    visit: &mut dyn FnMut(File) -> ControlFlow<()>,
+) -> Result<(), InfoError> {
     find_dir(engine, dir)?;
     let mut todo = vec![dir];
     while let Some(dir) = todo.pop() {

@@ -3,8 +3,10 @@
 //!
 //! [`TreeUsage::walk`] reads the shares of all directories of a tree, a level at a time, and adds
 //! them up from below; [`TreeUsage::select`] picks the directories that a person wants to see, and
-//! [`TreeUsage::paths`] finds out their names. [`then`] does the same at a snapshot.
+//! [`TreeUsage::paths`] finds out their names. [`then`] does the same at a snapshot. [`owners`]
+//! looks at files, for sums by user and group.
 
+pub mod owners;
 pub mod then;
 
 use std::collections::HashMap;

@@ -15,6 +15,7 @@
 //! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/quota.rs` | limits of bytes and files |
 //! | `verbs/tier.rs` | where the store keeps files |
+//! | `verbs/owner_names.rs` | names of users and groups |
 //! | `verbs/volume_job.rs` | work by a process that has the volume's metadata |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
@@ -53,6 +54,7 @@ pub mod umount;
 pub mod warmup;
 pub mod watch;
 
+mod owner_names;
 mod volume_job;
 
 use std::path::{Path, PathBuf};

@@ -120,6 +120,19 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     run(&["du", &place.mnt(), "--depth", "9"]).expect(0, "8.7 MiB").expect(0, "/a/b");
     run(&["du", &format!("{}/symlink", place.mnt())]).expect(1, "not a directory");
     run(&["du", &place.mnt(), "--by", "files"]).expect(2, "--top");
+    let packed = place.mount_point().join("a/b/packed");
+    std::os::unix::fs::chown(&packed, Some(1234), Some(5678)).unwrap();
+    for (kind, id) in [("user", 1234), ("group", 5678)] {
+        let found = du(&["--owners", kind]);
+        let owners = found["owners"].as_array().unwrap();
+        let ids: Vec<_> = owners.iter().map(|one| one["id"].as_u64().unwrap()).collect();
+        assert_eq!((ids.len(), ids[1]), (2, id), "{found}");
+        assert_eq!((&owners[1]["files"], &owners[1]["bytes"]), (&1.into(), &100_000.into()));
+        // One of them has two names.
+        assert_eq!(owners[0]["files"], 4);
+        run(&["du", &place.mnt(), "--owners", kind]).expect(0, &id.to_string());
+    }
+    run(&["du", &place.mnt(), "--owners", "user", "--top", "3"]).expect(2, "--top");
 
     let requests = || {
         run(&["stats", &place.mnt(), "--once", "--json"])
@@ -142,6 +155,7 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     run(&["info", "--volume", &place.volume(), "/a/b/packed"]).expect(0, "packed");
     run(&["du", "--volume", &place.volume(), "/a"]).expect(0, "8.7 MiB in 4 files");
     run(&["du", "--volume", &place.volume(), "/nothing"]).expect(1, "no such entry");
+    run(&["du", "--volume", &place.volume(), "/a", "--owners", "user"]).expect(0, "1234");
     place.mount(&["--read-only"]).expect(0, "");
     assert_eq!(tree(&place.mount_point()), before);
     assert_eq!(

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write as _};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kestrel_client::control::QUICK;
@@ -17,6 +18,7 @@ use kestrel_daemon::logger::utc;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
+use super::owner_names::{group_name, user_name};
 use super::snapshot::place::Place;
 use super::{Target, ask, control_dir, locate, mount_above, open, path_value, print_json};
 use crate::args::store::StoreArgs;
@@ -34,6 +36,13 @@ enum Rank {
     Growth,
 }
 
+/// Which owner of a file counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Owners {
+    User,
+    Group,
+}
+
 /// Show what the directories of a tree hold, without reading their files.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -42,12 +51,14 @@ enum Rank {
   kestrel du /mnt/data --top 20           the 20 directories with most bytes in their own files
   kestrel du /mnt/data --top 5 --by files --json
   kestrel du /mnt/data --top 10 --by growth --since monday
+  kestrel du /mnt/data --owners user      what the files of each user come to
   kestrel du --volume /data/vol /models
 
 Figures come from the sums that every change keeps up to date: a tree takes time by its directories,
 however many files it has. SIZE is the sum of file sizes; a file with several names counts as a file
 at each and with no bytes. Growth is told since a snapshot that PATH/.snap has, by default the
-newest one; a directory that was made since has grown by all it has.")]
+newest one; a directory that was made since has grown by all it has. --owners looks at each file's
+attributes, so it takes time by their number; a file with several names counts once.")]
 pub struct DuArgs {
     /// A directory in a mounted volume
     path: PathBuf,
@@ -63,6 +74,9 @@ pub struct DuArgs {
     /// With --by growth: the snapshot that growth is measured from [default: the newest]
     #[arg(long, value_name = "NAME", requires = "top")]
     since: Option<OsString>,
+    /// Show the files of the tree by their users or groups, those with most bytes first
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with_all = ["depth", "top"])]
+    owners: Option<Owners>,
     /// Look into this volume, which is not mounted here (a path, file:///path, or
     /// kestrel://host[:port]/NAME); PATH begins at its root
     #[arg(long)]
@@ -78,6 +92,11 @@ impl DuArgs {
     /// The question, but for the directory.
     fn question(&self) -> Value {
         let mut question = json!({ "verb": "du" });
+        match self.owners {
+            Some(Owners::User) => question["owners"] = "user".into(),
+            Some(Owners::Group) => question["owners"] = "group".into(),
+            None => {}
+        }
         match self.top {
             None => question["depth"] = self.depth.into(),
             Some(count) => {
@@ -91,6 +110,11 @@ impl DuArgs {
             }
         }
         question
+    }
+
+    /// How long a process may be silent: to look at every file takes as long as it takes.
+    fn limit(&self) -> Option<Duration> {
+        if self.owners.is_some() { None } else { QUICK }
     }
 
     fn failed(&self, why: &dyn std::fmt::Display) -> Failure {
@@ -119,7 +143,11 @@ pub fn run(args: &DuArgs) -> Result<ExitStatus, Failure> {
     if args.json {
         print_json(&found);
     } else {
-        show(args, &found).map_err(|why| args.failed(&why))?;
+        let shown = match args.owners {
+            Some(owners) => show_owners(owners, &found),
+            None => show(args, &found),
+        };
+        shown.map_err(|why| args.failed(&why))?;
     }
     Ok(ExitStatus::Good)
 }
@@ -169,7 +197,7 @@ fn in_volume(args: &DuArgs, url: &str, mut question: Value) -> Result<Value, Fai
         let url = section.url(&descriptor.settings.name).map_err(|why| args.failed(&why))?;
         return in_served(args, &url, &question);
     }
-    if let Some(found) = ask("du", &dir, &question, QUICK)? {
+    if let Some(found) = ask("du", &dir, &question, args.limit())? {
         return Ok(found);
     }
     let volume = open("du", url, &args.store)?;
@@ -182,7 +210,7 @@ fn in_served(args: &DuArgs, url: &str, question: &Value) -> Result<Value, Failur
     match NodeFanOut::connect(url, &process).map_err(|why| args.failed(&why))? {
         Some(nodes) => usage::answer_of_nodes(&nodes, question).map_err(|why| args.failed(&why)),
         None => Target::of("du", url)?
-            .ask("du", question, QUICK, &mut |_| {})?
+            .ask("du", question, args.limit(), &mut |_| {})?
             .ok_or_else(|| args.failed(&"no process serves it")),
     }
 }
@@ -201,7 +229,7 @@ fn in_mount(args: &DuArgs, mut question: Value) -> Result<Value, Failure> {
     }
     question["dir"] = meta.ino().into();
     let dir = control_dir(&entry);
-    ask("du", &dir, &question, QUICK)?.ok_or_else(|| {
+    ask("du", &dir, &question, args.limit())?.ok_or_else(|| {
         args.failed(&format!("no process serves the volume {}; mount it again", dir.display()))
     })
 }
@@ -256,6 +284,21 @@ fn show(args: &DuArgs, found: &Value) -> std::io::Result<()> {
         );
     }
     Ok(())
+}
+
+fn show_owners(owners: Owners, found: &Value) -> std::io::Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let title = if owners == Owners::User { "USER" } else { "GROUP" };
+    writeln!(out, "{:>10} {:>14}  {title}", "SIZE", "FILES")?;
+    for one in found["owners"].as_array().into_iter().flatten() {
+        let number = |name: &str| one[name].as_u64().unwrap_or(0);
+        let name = match owners {
+            Owners::User => user_name(number("id")),
+            Owners::Group => group_name(number("id")),
+        };
+        writeln!(out, "{:>10} {:>14}  {name}", bytes(number("bytes")), count(number("files")))?;
+    }
+    out.flush()
 }
 
 /// A path on one line, without the `/` at the end that joining an empty path leaves.

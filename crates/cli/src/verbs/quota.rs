@@ -15,6 +15,7 @@ use kestrel_daemon::units::{bytes, count, duration_arg};
 use serde_json::{Value, json};
 use std::time::Duration;
 
+use super::owner_names::{group_name, user_name};
 use super::print_json;
 use super::snapshot::KeyArgs;
 use super::snapshot::place::Place;
@@ -264,8 +265,8 @@ fn used(usage: &Value) -> String {
 fn subject(quota: &Value) -> String {
     let id = quota["id"].as_u64();
     match (quota["kind"].as_str(), id) {
-        (Some("user"), Some(uid)) => format!("user {}", values::user_name(uid)),
-        (Some("group"), Some(gid)) => format!("group {}", values::group_name(gid)),
+        (Some("user"), Some(uid)) => format!("user {}", user_name(uid)),
+        (Some("group"), Some(gid)) => format!("group {}", group_name(gid)),
         (Some("directory"), Some(ino)) => match path_bytes(&quota["path"]) {
             Some(path) => String::from_utf8_lossy(&path).into_owned(),
             None => format!("directory {ino}"),

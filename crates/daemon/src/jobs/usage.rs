@@ -4,8 +4,12 @@
 //! The answer has the `total` of the tree and the directories that were asked for, `dirs`, each
 //! with its `path` below the top, the figures of its tree, and those of itself (`…_here`).
 //! `unfinished_clones` of the volume may have directories that the figures lack.
+//!
+//! `{"verb": "du", "dir" or "path": …, "owners": "user" or "group"}` asks for the sums of the files
+//! below by owner: `owners`, the largest first.
 
 use kestrel_admin::info::{InfoError, find_dir, find_path};
+use kestrel_admin::usage::owners::{OwnerKind, by_owner};
 use kestrel_admin::usage::then::read_parts_then;
 use kestrel_admin::usage::{
     DirPart, DirUsage, RankBy, Selection, TreeUsage, read_parts, unfinished_clones,
@@ -28,6 +32,9 @@ pub const SHOWN_MAX: usize = 1_000_000;
 /// # Errors
 /// In words.
 pub fn answer(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
+    if let Some(kind) = owner_kind(question)? {
+        return owners(engine, question, kind);
+    }
     found(engine, question, &|dirs, since| match since {
         None => read_parts(engine, dirs),
         Some(at) => read_parts_then(engine, dirs, at),
@@ -39,7 +46,31 @@ pub fn answer(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
 /// # Errors
 /// In words.
 pub fn answer_of_nodes(nodes: &dyn ClusterNodes, question: &Value) -> Result<Value, String> {
-    found(&NodesEngine::new(nodes)?, question, &|dirs, since| tree_parts(nodes, dirs, since))
+    let engine = NodesEngine::new(nodes)?;
+    if let Some(kind) = owner_kind(question)? {
+        return owners(&engine, question, kind);
+    }
+    found(&engine, question, &|dirs, since| tree_parts(nodes, dirs, since))
+}
+
+fn owner_kind(question: &Value) -> Result<Option<OwnerKind>, String> {
+    match question["owners"].as_str() {
+        None => Ok(None),
+        Some("user") => Ok(Some(OwnerKind::User)),
+        Some("group") => Ok(Some(OwnerKind::Group)),
+        Some(other) => Err(format!("files are not added up by {other:?}")),
+    }
+}
+
+fn owners(engine: &dyn Engine, question: &Value, kind: OwnerKind) -> Result<Value, String> {
+    let top = directory(engine, question)?;
+    let found = by_owner(engine, top, kind).map_err(|why| why.to_string())?;
+    let mut rows: Vec<_> = found.into_iter().collect();
+    rows.sort_by_key(|(id, figures)| (std::cmp::Reverse(figures.bytes), *id));
+    let told = rows
+        .iter()
+        .map(|(id, figures)| json!({ "id": id, "files": figures.files, "bytes": figures.bytes }));
+    Ok(json!({ "owners": told.collect::<Vec<_>>() }))
 }
 
 /// Reads parts of directories, of now or at a snapshot.

@@ -1,7 +1,6 @@
 //! Limits, users and groups as arguments.
 
 use std::ffi::CString;
-use std::ptr;
 
 use kestrel_daemon::units::size_arg;
 use kestrel_types::quota::LIMIT_MAX;
@@ -81,43 +80,6 @@ fn number_or(
     look(&name).map(Owner).ok_or_else(|| format!("there is no {kind} {text:?} on this machine"))
 }
 
-/// A user's name on this machine, or the number.
-pub fn user_name(uid: u64) -> String {
-    name_of(uid, |uid, name, size| {
-        let mut found = ptr::null_mut();
-        // SAFETY: all zeros are a record that says nothing.
-        let mut record: libc::passwd = unsafe { std::mem::zeroed() };
-        // SAFETY: the record and the buffer of `size` bytes outlive the call and what is read.
-        let failed = unsafe { libc::getpwuid_r(uid, &mut record, name, size, &mut found) };
-        (failed == 0 && !found.is_null()).then_some(record.pw_name.cast_const())
-    })
-}
-
-/// A group's name on this machine, or the number.
-pub fn group_name(gid: u64) -> String {
-    name_of(gid, |gid, name, size| {
-        let mut found = ptr::null_mut();
-        // SAFETY: all zeros are a record that says nothing.
-        let mut record: libc::group = unsafe { std::mem::zeroed() };
-        // SAFETY: the record and the buffer of `size` bytes outlive the call and what is read.
-        let failed = unsafe { libc::getgrgid_r(gid, &mut record, name, size, &mut found) };
-        (failed == 0 && !found.is_null()).then_some(record.gr_name.cast_const())
-    })
-}
-
-fn name_of(
-    id: u64,
-    look: impl FnOnce(u32, *mut libc::c_char, usize) -> Option<*const libc::c_char>,
-) -> String {
-    let mut buffer = vec![0 as libc::c_char; 16 << 10];
-    let (space, size) = (buffer.as_mut_ptr(), buffer.len());
-    let found = u32::try_from(id).ok().and_then(|id| look(id, space, size));
-    let Some(name) = found.filter(|name| !name.is_null()) else { return id.to_string() };
-    // SAFETY: it points to a string that ends in NUL, in the buffer.
-    let name = unsafe { std::ffi::CStr::from_ptr(name) };
-    name.to_string_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +109,5 @@ mod tests {
         assert_eq!((user_arg("root"), group_arg("root")), (Ok(Owner(0)), Ok(Owner(0))));
         assert!(user_arg("no-such-user").is_err() && group_arg("no-such-group").is_err());
         assert!(user_arg("4294967296").is_err() && user_arg("-1").is_err());
-        assert_eq!((user_name(0), group_name(0)), ("root".into(), "root".into()));
-        assert_eq!(user_name(4_000_000_123), "4000000123");
     }
 }
