@@ -27,7 +27,7 @@ help:
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
-	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds (DATASETS=--full)"
+	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy, dependencies, style, crates, circles of modules"
 	@echo "make fmt     format the code"
@@ -123,6 +123,7 @@ bench-datasets: build
 	bench/quotas.py $(DATASETS)
 	bench/remove.py $(DATASETS)
 	bench/feed.py $(DATASETS)
+	bench/tiers.py $(DATASETS)
 
 bench-shortcut: build
 	cargo build --release --locked -p kestrel-rpc --examples
