@@ -1,6 +1,7 @@
 """What the benchmarks have in common: where the programs are, how they are run, served volumes, the
 end of a run."""
 
+import argparse
 import contextlib
 import glob
 import html
@@ -172,6 +173,26 @@ def take_away(scratch):
     for volume in glob.glob(f"{scratch}/*/volume") + glob.glob(f"{scratch}/*/*/volume"):
         subprocess.run([KESTREL, "serve", volume, "--stop"], capture_output=True)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_for(out):
+    """A directory for a benchmark that will report to `out`; nothing of it stays."""
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
+    try:
+        yield scratch
+    finally:
+        take_away(scratch)
+
+
+def options_of(doc, name, rounds, full="the sizes of the issue"):
+    """The options that benchmarks of data sets have."""
+    options = argparse.ArgumentParser(description=doc.splitlines()[0])
+    options.add_argument("--full", action="store_true", help=full)
+    options.add_argument("--rounds", type=int, default=rounds)
+    options.add_argument("--out", default=f"{TARGET}/bench/{name}")
+    return options
 
 
 def bars(path, lines, unit, digits=1, left=180):

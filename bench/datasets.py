@@ -8,13 +8,11 @@ the caches of names of the mount are dropped before each, by mounting anew.
     bench/datasets.py --full    100,000
 """
 
-import argparse
 import os
 import statistics
-import tempfile
 import time
 
-from common import KESTREL, TARGET, Local, bars, conclude, run, take_away
+from common import KESTREL, Local, bars, conclude, options_of, run, scratch_for
 
 # How long `kestrel du` of 100,000 directories may take, seconds.
 SECONDS_MAX = 0.3
@@ -85,21 +83,14 @@ def judge(rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="the sizes of the issue")
+    options = options_of(__doc__, "datasets", 5)
     options.add_argument("--directories", type=int)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--out", default=f"{TARGET}/bench/datasets")
     wanted = options.parse_args()
     count = wanted.directories or (100_000 if wanted.full else 10_000)
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    with scratch_for(wanted.out) as scratch:
         rows = usage(scratch, count, wanted.rounds)
         for row in rows:
             print(f'{row["what"]:22} {row["directories"]:8} directories {row["seconds"]:9.3f} s')
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot)
 
 

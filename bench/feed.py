@@ -8,16 +8,14 @@ four processes create.
     bench/feed.py --full      50,000
 """
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 
-from common import KESTREL, TARGET, bars, conclude, cpu_of, mounted, run, take_away
+from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
 
 # The bars of the issue: CPU of a create with a reader to that without a feed, 99th percentile of
 # the delay in seconds, events a second to files created a second.
@@ -177,20 +175,12 @@ def plot(path, rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="50,000 files a round")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--out", default=f"{TARGET}/bench/feed")
-    wanted = options.parse_args()
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    wanted = options_of(__doc__, "feed", 5, "50,000 files a round").parse_args()
+    with scratch_for(wanted.out) as scratch:
         rows = rows_of(scratch, 50_000 if wanted.full else 5_000, wanted.rounds)
         for row in rows:
             figures = {name: round(value, 2) for name, value in row.items() if name != "what"}
             print(f'{row["what"]:28} {figures}')
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot)
 
 

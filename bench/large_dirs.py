@@ -11,7 +11,6 @@ telldir: at the beginning, in the middle and at the end, the median of some.
     bench/large_dirs.py --full    10,000,000, on the first kind of volume and the local file system
 """
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -20,10 +19,9 @@ import os
 import statistics
 import struct
 import subprocess
-import tempfile
 import time
 
-from common import KESTREL, TARGET, Cluster, Local, Server, bars, conclude, run, take_away
+from common import KESTREL, Cluster, Local, Server, bars, conclude, options_of, run, scratch_for
 
 PAGE = 1000
 MAKERS = 4
@@ -227,24 +225,17 @@ def plot(path, rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="ten million entries")
+    options = options_of(__doc__, "large_dirs", 7, "ten million entries")
     options.add_argument("--entries", type=int)
     options.add_argument("--kinds", nargs="+", choices=("own", "served", "nodes", "local"))
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--out", default=f"{TARGET}/bench/large_dirs")
     wanted = options.parse_args()
     count = wanted.entries or (10_000_000 if wanted.full else 200_000)
     everywhere = ("own", "local") if wanted.full else ("own", "served", "nodes", "local")
     kinds = wanted.kinds or everywhere
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    with scratch_for(wanted.out) as scratch:
         rows = on_volumes(scratch, kinds, count, wanted.rounds)
         if "local" in kinds:
             rows += measure("local", f"{Local(scratch).dir}/d", count, wanted.rounds, [])
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot, entries=count)
 
 

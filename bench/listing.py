@@ -15,10 +15,9 @@ import html
 import json
 import os
 import subprocess
-import tempfile
 import time
 
-from common import KESTREL, TARGET, Server, conclude, run, take_away
+from common import KESTREL, TARGET, Server, conclude, run, scratch_for
 
 COMMANDS = ("ls -l", "find -newer", "du -s", "rm -rf")
 
@@ -154,10 +153,8 @@ def main():
     options.add_argument("--out", default=f"{TARGET}/bench/listing")
     wanted = options.parse_args()
     before = os.environ.get("KESTREL_BEFORE")
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-")
     rows, judged = [], []
-    try:
+    with scratch_for(wanted.out) as scratch:
         reference = f"{scratch}/reference"
         with open(reference, "w", encoding="ascii"):
             pass
@@ -208,8 +205,6 @@ def main():
             (f"messages for each create and close: at most 1.05 ({created:.3f})", created <= 1.05)
         )
         judged.append((f"messages for each cold cat: at most 1.1 ({read:.3f})", read <= 1.1))
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judged, plot)
 
 

@@ -9,13 +9,11 @@ without quotas. CPU is that of the mount's process.
     bench/quotas.py --full      20,000
 """
 
-import argparse
 import os
 import statistics
-import tempfile
 import time
 
-from common import KESTREL, TARGET, bars, conclude, cpu_of, mounted, run, take_away
+from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
 
 # CPU with quotas to CPU without.
 RATIO_MAX = 1.1
@@ -114,20 +112,12 @@ def plot(path, rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="the sizes of the issue")
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--out", default=f"{TARGET}/bench/quotas")
-    wanted = options.parse_args()
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    wanted = options_of(__doc__, "quotas", 7).parse_args()
+    with scratch_for(wanted.out) as scratch:
         rows = rows_of(scratch, 20_000 if wanted.full else 2_000, wanted.rounds)
         for row in rows:
             print(f'{row["what"]:14} {row["quotas"]:3} quotas {row["cpu_us"]:8.1f} µs of CPU '
                   f'{row["us"]:8.1f} µs')
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot)
 
 

@@ -7,13 +7,11 @@ slowed down meanwhile; and the same removals into the trash, and out of it again
     bench/remove.py --full      100,000
 """
 
-import argparse
 import os
 import statistics
-import tempfile
 import time
 
-from common import KESTREL, TARGET, Local, bars, conclude, run, take_away
+from common import KESTREL, Local, bars, conclude, options_of, run, scratch_for
 
 # Seconds until the prompt, files a second until the rows are gone, and how much slower other
 # processes may be: the bars of the issue.
@@ -140,20 +138,12 @@ def plot(path, rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="the sizes of the issue")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--out", default=f"{TARGET}/bench/remove")
-    wanted = options.parse_args()
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    wanted = options_of(__doc__, "remove", 5).parse_args()
+    with scratch_for(wanted.out) as scratch:
         rows, beside = rows_of(scratch, 100_000 if wanted.full else 10_000, wanted.rounds)
         for row in rows:
             print(f'{row["what"]:16} {row["files"]:8} files {row["seconds"]:9.3f} s')
         print(beside)
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows, beside), plot, **beside)
 
 

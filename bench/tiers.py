@@ -9,14 +9,12 @@ with a second one: `migrate` beside cp on the same disk.
     bench/tiers.py --full      1 GB
 """
 
-import argparse
 import errno
 import os
 import statistics
-import tempfile
 import time
 
-from common import KESTREL, TARGET, bars, conclude, cpu_of, mounted, run, take_away
+from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
 from store import Store, Volume
 
 SMALL = 64 << 10
@@ -166,19 +164,11 @@ def plot(path, rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="1 GB a round")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--out", default=f"{TARGET}/bench/tiers")
-    wanted = options.parse_args()
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    wanted = options_of(__doc__, "tiers", 3, "1 GB a round").parse_args()
+    with scratch_for(wanted.out) as scratch:
         rows = rows_of(scratch, 16_000 if wanted.full else 1_600, wanted.rounds)
         for row in rows:
             print(f'{row["what"]:32} {row["value"]:.6g}')
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot)
 
 

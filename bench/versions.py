@@ -16,7 +16,6 @@ removal.
     bench/versions.py --full    1 k and 1 M files, a walk of 100,000
 """
 
-import argparse
 import contextlib
 import glob
 import html
@@ -26,7 +25,7 @@ import statistics
 import tempfile
 import time
 
-from common import KESTREL, TARGET, Local, Null, Server, conclude, run, take_away
+from common import KESTREL, Local, Null, Server, conclude, options_of, run, scratch_for
 
 OPERATIONS = ("create", "stat", "overwrite", "rename", "unlink")
 DIRECTORY_FILES = 1000
@@ -376,20 +375,15 @@ def judge(rows):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--full", action="store_true", help="the sizes of the issue")
+    options = options_of(__doc__, "versions", 3)
     options.add_argument("--sizes", type=int, nargs="+", help="files below a snapshot")
     options.add_argument("--files", type=int, help="files for each operation")
     options.add_argument("--walk", type=int, help="files of the walk")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--out", default=f"{TARGET}/bench/versions")
     wanted = options.parse_args()
     sizes = wanted.sizes or ([1000, 1_000_000] if wanted.full else [1000, 10_000])
     files = wanted.files or (20_000 if wanted.full else 2000)
     walked = wanted.walk or (100_000 if wanted.full else 5000)
-    os.makedirs(os.path.dirname(wanted.out), exist_ok=True)
-    scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir="/var/tmp")
-    try:
+    with scratch_for(wanted.out) as scratch:
         rows = []
         for part in (
             lambda: times(scratch, sizes),
@@ -407,8 +401,6 @@ def main():
                     f'{row["us"]:9.1f} us {more}',
                     flush=True,
                 )
-    finally:
-        take_away(scratch)
     conclude(wanted.out, rows, judge(rows), plot)
 
 
