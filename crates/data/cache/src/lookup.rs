@@ -175,7 +175,28 @@ impl Core {
     /// Forgets pages that are not there after all, and removes those that are damaged.
     fn drop_unfit(&self, object: &Object, disk: &Disk, slots: &Slots) {
         for (page, slot) in slots.found().filter(|(_, slot)| !matches!(slot, PageSlot::Page(_))) {
-            object.state.lock().on_disk.remove(page);
+            let mut state = object.state.lock();
+            state.on_disk.remove(page);
+            let is_proven = state.is_file_proven;
+            if slot == PageSlot::Damaged && !is_proven {
+                // Perhaps all of it is another object's, or another volume's: once a page of ours
+                // is in it, that would be taken for ours, too.
+                state.forget_file();
+                drop(state);
+                self.stats.corrupt.add(1);
+                log::warn!(
+                    "object {:016x}: page {page} of its cache file is damaged, and none of it is \
+                     known to be the object's: the file is dropped",
+                    object.id
+                );
+                let begun = Instant::now();
+                let removed = disk.remove_file(object.id);
+                if removed.is_err() {
+                    disk.note(Side::Write, begun, &removed.map(drop));
+                }
+                return;
+            }
+            drop(state);
             if slot == PageSlot::Damaged {
                 self.stats.corrupt.add(1);
                 log::warn!(

@@ -129,6 +129,30 @@ fn cache_file_of_another_object() {
     }
 }
 
+/// A page of this volume's in a cache file proves nothing about pages that were there before: those
+/// of another volume's object go when the first of them is found.
+#[test]
+fn mended_page_of_a_foreign_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, other) = (Counting::new(Duration::ZERO), Counting::new(Duration::ZERO));
+    put(store.as_ref(), 1, LEN);
+    let bytes = content(1001, LEN);
+    other.put(1, &[io::IoSlice::new(&bytes)]).unwrap();
+    let cache = CachedStore::open(store as _, VOLUME, options(dir.path())).unwrap();
+    check(&cache, 1, &content(1, LEN), 0, LEN);
+    flush(&cache);
+    drop(cache);
+    std::fs::rename(dir.path().join("09".repeat(16)), dir.path().join("0a".repeat(16))).unwrap();
+    let cache = CachedStore::open(other as _, [10; 16], options(dir.path())).unwrap();
+    for _ in 0..2 {
+        check(&cache, 1, &bytes, 0, 1000);
+        flush(&cache);
+    }
+    let found = now(&cache, 1, 70_000, 1000);
+    assert!(found.is_none_or(|found| found == bytes[70_000..71_000]));
+    check(&cache, 1, &bytes, 0, LEN);
+}
+
 /// Each call to a wedged disk is completed in time, and all of them at the end.
 #[test]
 fn completions_with_a_wedged_disk() {
