@@ -63,6 +63,14 @@ impl StopHandle<'_> {
         !self.0.load(Ordering::Relaxed)
     }
 
+    /// The same, after a rest as long as these bytes take at a rate; 0: no limit.
+    pub fn is_on_after(&self, bytes: u64, bytes_per_second: u64) -> bool {
+        if let Some(pause) = (bytes * 1000).checked_div(bytes_per_second) {
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+        self.is_on()
+    }
+
     /// The same, as walks over the metadata ask it.
     ///
     /// # Errors

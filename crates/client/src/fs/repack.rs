@@ -163,6 +163,17 @@ impl Fs {
         }
     }
 
+    /// The rows that a walk looks at: those given, else this process's own; `otherwise` if it has
+    /// none.
+    pub(super) fn rows_or_own<'a>(
+        &'a self,
+        given: Option<&'a dyn Engine>,
+        otherwise: &'static str,
+    ) -> FsResult<&'a dyn Engine> {
+        let own = || self.node().map(|node| &**node.engine());
+        given.or_else(own).ok_or(FsError::new(libc::EOPNOTSUPP, otherwise))
+    }
+
     /// True if there are more sparse objects than a round deals with.
     fn compact_round(
         self: &Arc<Self>,
@@ -177,14 +188,8 @@ impl Fs {
                 Err(EngineError::Refused("the compaction was ended".into()))
             }
         };
-        let rows = match (options.rows, self.node()) {
-            (Some(rows), _) => rows,
-            (None, Some(node)) => &**node.engine(),
-            (None, None) => {
-                let why = "the volume is served by another process, which is the one to compact it";
-                return Err(FsError::new(libc::EOPNOTSUPP, why));
-            }
-        };
+        let why = "the volume is served by another process, which is the one to compact it";
+        let rows = self.rows_or_own(options.rows, why)?;
         let engine = CancellableScan::new(rows, &go_on);
         let is_open = |object| self.is_open_object(object);
         tell("looking for sparse objects", 0);

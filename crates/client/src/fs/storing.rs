@@ -20,6 +20,10 @@ use kestrel_types::tier::Tier;
 use super::{Caller, Done, Fs, too_late};
 use crate::file::data_error;
 
+/// Why nothing is done with tiers.
+pub(super) const NO_TIERS: FsError =
+    FsError::new(libc::EOPNOTSUPP, "the volume's store has no tiers");
+
 /// What a policy says of how data of files is stored.
 pub(super) fn options_of(policy: Policy) -> PutOptions {
     PutOptions { compression: policy.compression, tier: policy.tier }
@@ -75,7 +79,7 @@ impl Fs {
 /// `EOPNOTSUPP` if it has not; what keeps it from being tried.
 fn has_tier(store: &dyn kestrel_blockstore::BlockStore, tier: Tier) -> FsResult<()> {
     let Some(tiers) = store.tiers() else {
-        return Err(FsError::new(libc::EOPNOTSUPP, "the volume's store has no tiers"));
+        return Err(NO_TIERS);
     };
     tiers.check_tier(tier).map_err(|error| match error {
         Error::NoTier { .. } => FsError::because(libc::EOPNOTSUPP, error.to_string()),

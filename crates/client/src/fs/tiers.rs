@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 
 use super::Fs;
 use super::repack::{CompactOptions, Compacted, plan};
+use super::storing::NO_TIERS;
 
 /// Requests to the store at a time.
 const REQUESTS: usize = 16;
@@ -177,8 +178,7 @@ impl Fs {
         tell: &mut dyn FnMut(&'static str, u64),
     ) -> FsResult<TierReport> {
         let store = self.store.clone();
-        let none = FsError::new(libc::EOPNOTSUPP, "the volume's store has no tiers");
-        let tiers = store.tiers().ok_or(none)?;
+        let tiers = store.tiers().ok_or(NO_TIERS)?;
         let moves = matches!(act, TierAct::Migrate { dry_run: false });
         let busy = FsError::new(libc::EBUSY, "a compaction or move runs already: wait for it");
         let _alone = match moves {
@@ -189,14 +189,8 @@ impl Fs {
             true => Ok(()),
             false => Err(EngineError::Refused("it was ended".into())),
         };
-        let rows = match (options.rows, self.node()) {
-            (Some(rows), _) => rows,
-            (None, Some(node)) => &**node.engine(),
-            (None, None) => {
-                let why = "the volume is served by another process, which is the one to ask";
-                return Err(FsError::new(libc::EOPNOTSUPP, why));
-            }
-        };
+        let why = "the volume is served by another process, which is the one to ask";
+        let rows = self.rows_or_own(options.rows, why)?;
         let engine = CancellableScan::new(rows, &go_on);
         if moves {
             // Objects that this process appends to could not be moved.
@@ -339,7 +333,7 @@ fn deal_with_one(
             let what = decide(&state, share.wanted, is_own);
             if let (Move::Copy(tier), false) = (what, dry_run) {
                 kestrel_types::crash::point("tier.before-copy");
-                tiers.move_to(object, tier)?;
+                tiers.move_to(object, &state, tier)?;
                 kestrel_types::crash::point("tier.copied");
             }
             Ok((state, what))
@@ -382,7 +376,7 @@ mod tests {
     /// What becomes of an object by its tier, where its files belong, and what else refers to it.
     #[test]
     fn moves_of_objects() {
-        let state = |tier, restore| TierState { tier: Some(tier), restore };
+        let state = |tier, restore| TierState { tier: Some(tier), restore, size: Some(1) };
         let standard = state(Tier::Standard, RestoreState::None);
         let archived = state(Tier::Archive, RestoreState::None);
         let restored = state(Tier::Archive, RestoreState::Restored);
@@ -398,12 +392,7 @@ mod tests {
             (archived, to(Tier::Standard), true, Move::Restore),
             (archived, several, true, Move::Restore),
             (restored, to(Tier::Standard), true, Move::Copy(Tier::Standard)),
-            (
-                TierState { tier: None, restore: RestoreState::None },
-                several,
-                true,
-                Move::StoreAgain,
-            ),
+            (TierState { tier: None, ..standard }, several, true, Move::StoreAgain),
         ] {
             assert_eq!(decide(&state, wanted, || is_own), expected, "{state:?} {wanted:?}");
         }

@@ -1,7 +1,6 @@
 //! Compaction: rewriting what is scattered.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kestrel_client::fs::{CompactOptions, Compacted, Fs};
 use kestrel_engine::Engine;
@@ -73,12 +72,7 @@ fn compact_by(
     feed: &ProgressStream<'_>,
 ) -> Result<Compacted, String> {
     let listening = feed.listening();
-    let go_on = |stored: u64| {
-        if let Some(pause) = (stored * 1000).checked_div(wish.bytes_per_second) {
-            std::thread::sleep(Duration::from_millis(pause));
-        }
-        listening.is_on()
-    };
+    let go_on = |stored| listening.is_on_after(stored, wish.bytes_per_second);
     let options = CompactOptions {
         rows,
         paths: wish.paths.as_deref(),

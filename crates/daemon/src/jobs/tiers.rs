@@ -1,7 +1,6 @@
 //! Tiers: telling where files' objects are, moving them, asking archives for them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kestrel_blockstore::store::RestoreSpeed;
 use kestrel_client::fs::{Fs, TierAct, TierOptions, TierReport, TierSum};
@@ -97,12 +96,7 @@ fn serve_by(
     feed: &ProgressStream<'_>,
 ) -> Result<Value, String> {
     let listening = feed.listening();
-    let go_on = |moved: u64| {
-        if let Some(pause) = (moved * 1000).checked_div(wish.bytes_per_second) {
-            std::thread::sleep(Duration::from_millis(pause));
-        }
-        listening.is_on()
-    };
+    let go_on = |moved| listening.is_on_after(moved, wish.bytes_per_second);
     let options = TierOptions { rows, paths: &wish.paths, go_on: &go_on };
     let mut dealt = 0;
     let report = fs.tier_files(&options, wish.act, &mut |what, done| {

@@ -225,6 +225,8 @@ pub struct TierState {
     pub tier: Option<Tier>,
     /// Of an object in an archive.
     pub restore: RestoreState,
+    /// Bytes as stored; none if the store does not say.
+    pub size: Option<u64>,
 }
 
 /// How far an archive is with making an object readable.
@@ -260,13 +262,14 @@ pub trait TieredStore: Send + Sync {
     /// `NotFound`.
     fn tier_of(&self, object: ObjectId) -> Result<TierState>;
 
-    /// Has the store copy an object to another tier, in its own place: until the copy is whole the
-    /// object stays where it is. Its bytes pass through nobody's hands but the store's.
+    /// Has the store copy an object from where [`TieredStore::tier_of`] found it to another tier,
+    /// in its own place: until the copy is whole the object stays where it is. Its bytes pass
+    /// through nobody's hands but the store's.
     ///
     /// # Errors
     /// `NotFound`; `Archived` if it has to be restored before; `InUse` while a process appends to
     /// it; `NoTier`.
-    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()>;
+    fn move_to(&self, object: ObjectId, from: &TierState, tier: Tier) -> Result<()>;
 
     /// Asks an archive to make an object readable for so many days; how far it is.
     ///

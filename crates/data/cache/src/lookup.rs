@@ -177,37 +177,33 @@ impl Core {
         for (page, slot) in slots.found().filter(|(_, slot)| !matches!(slot, PageSlot::Page(_))) {
             let mut state = object.state.lock();
             state.on_disk.remove(page);
+            if slot != PageSlot::Damaged {
+                continue;
+            }
             let is_proven = state.is_file_proven;
-            if slot == PageSlot::Damaged && !is_proven {
+            if !is_proven {
                 // Perhaps all of it is another object's, or another volume's: once a page of ours
                 // is in it, that would be taken for ours, too.
                 state.forget_file();
-                drop(state);
-                self.stats.corrupt.add(1);
-                log::warn!(
-                    "object {:016x}: page {page} of its cache file is damaged, and none of it is \
-                     known to be the object's: the file is dropped",
-                    object.id
-                );
-                let begun = Instant::now();
-                let removed = disk.remove_file(object.id);
-                if removed.is_err() {
-                    disk.note(Side::Write, begun, &removed.map(drop));
-                }
-                return;
             }
             drop(state);
-            if slot == PageSlot::Damaged {
-                self.stats.corrupt.add(1);
-                log::warn!(
-                    "object {:016x}: page {page} of its cache file is damaged: dropped",
-                    object.id
-                );
-                let begun = Instant::now();
-                let removed = disk.remove_page(object.id, page);
-                if removed.is_err() {
-                    disk.note(Side::Write, begun, &removed);
-                }
+            self.stats.corrupt.add(1);
+            let what =
+                if is_proven { "dropped" } else { "the file is dropped, none of it is proven" };
+            log::warn!(
+                "object {:016x}: page {page} of its cache file is damaged: {what}",
+                object.id
+            );
+            let begun = Instant::now();
+            let removed = match is_proven {
+                true => disk.remove_page(object.id, page),
+                false => disk.remove_file(object.id).map(drop),
+            };
+            if removed.is_err() {
+                disk.note(Side::Write, begun, &removed);
+            }
+            if !is_proven {
+                return;
             }
         }
     }

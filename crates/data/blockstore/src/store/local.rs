@@ -191,7 +191,7 @@ impl LocalStore {
         sys::mkdir_at(self.root.as_fd(), &dir).map_err(failed)?;
         let dir = sys::open_at(self.root.as_fd(), &dir).map_err(failed)?;
         let copy = sys::create_unnamed_in(dir.as_fd()).map_err(failed)?;
-        sys::copy_all(&source, &copy, len).map_err(failed)?;
+        io::copy(&mut &source, &mut &copy).map_err(failed)?;
         copy.sync_all().map_err(failed)?;
         match sys::link_at(&copy, self.root.as_fd(), &files::name(object)) {
             Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {

@@ -29,7 +29,11 @@ struct Object {
 
 impl Object {
     fn state(&self) -> TierState {
-        TierState { tier: self.tier.or(Some(Tier::Standard)), restore: self.restore }
+        TierState {
+            tier: self.tier.or(Some(Tier::Standard)),
+            restore: self.restore,
+            size: Some(self.bytes.len() as u64),
+        }
     }
 }
 
@@ -243,7 +247,7 @@ impl TieredStore for MemoryStore {
         objects.get(&sort_key(object)).map(Object::state).ok_or(Error::NotFound { object })
     }
 
-    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()> {
+    fn move_to(&self, object: ObjectId, _from: &TierState, tier: Tier) -> Result<()> {
         let mut objects = self.objects.write();
         let found = objects.get_mut(&sort_key(object)).ok_or(Error::NotFound { object })?;
         if !found.state().is_readable() {

@@ -93,22 +93,14 @@ impl TieredDirs {
     }
 
     /// What the first directory says; where it does not have the object, what the second says.
-    fn either<T>(&self, ask: impl Fn(&LocalStore) -> Result<T>) -> Result<T> {
-        match ask(&self.standard) {
+    fn either<T>(&self, mut ask: impl FnMut(&LocalStore, Tier) -> Result<T>) -> Result<T> {
+        match ask(&self.standard, Tier::Standard) {
             // It may have been moved while it was asked: once more after the second.
-            Err(Error::NotFound { .. }) => match ask(&self.archive) {
-                Err(Error::NotFound { .. }) => ask(&self.standard),
+            Err(Error::NotFound { .. }) => match ask(&self.archive, Tier::Archive) {
+                Err(Error::NotFound { .. }) => ask(&self.standard, Tier::Standard),
                 other => other,
             },
             other => other,
-        }
-    }
-
-    fn tier_at(&self, object: ObjectId) -> Result<Tier> {
-        match self.standard.size(object) {
-            Ok(_) => Ok(Tier::Standard),
-            Err(Error::NotFound { .. }) => self.archive.size(object).map(|_| Tier::Archive),
-            Err(error) => Err(error),
         }
     }
 }
@@ -122,16 +114,16 @@ impl TieredStore for TieredDirs {
     }
 
     fn tier_of(&self, object: ObjectId) -> Result<TierState> {
-        let tier = self.tier_at(object)?;
+        let (tier, size) = self.either(|dir, tier| Ok((tier, dir.size(object)?)))?;
         // A disk is read at once.
         let restore = match tier {
             Tier::Archive => RestoreState::Restored,
             _ => RestoreState::None,
         };
-        Ok(TierState { tier: Some(tier), restore })
+        Ok(TierState { tier: Some(tier), restore, size: Some(size) })
     }
 
-    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()> {
+    fn move_to(&self, object: ObjectId, _from: &TierState, tier: Tier) -> Result<()> {
         self.check_tier(tier)?;
         let (from, to) = match tier {
             Tier::Archive => (&self.standard, &self.archive),
@@ -152,8 +144,8 @@ impl TieredStore for TieredDirs {
     }
 
     fn restore(&self, object: ObjectId, _days: u32, _speed: RestoreSpeed) -> Result<RestoreState> {
-        match self.tier_at(object)? {
-            Tier::Archive => Ok(RestoreState::Restored),
+        match self.tier_of(object)?.restore {
+            RestoreState::Restored => Ok(RestoreState::Restored),
             _ => Err(Error::Invalid { what: "the object is in no archive" }),
         }
     }
@@ -187,13 +179,7 @@ impl BlockStore for TieredDirs {
     }
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
-        match self.standard.read(object, offset, parts) {
-            Err(Error::NotFound { .. }) => match self.archive.read(object, offset, parts) {
-                Err(Error::NotFound { .. }) => self.standard.read(object, offset, parts),
-                other => other,
-            },
-            other => other,
-        }
+        self.either(|dir, _| dir.read(object, offset, parts))
     }
 
     fn try_read_nowait(
@@ -220,7 +206,7 @@ impl BlockStore for TieredDirs {
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
-        self.either(|dir| dir.size(object))
+        self.either(|dir, _| dir.size(object))
     }
 
     fn delete(&self, object: ObjectId) -> Result<bool> {

@@ -53,7 +53,8 @@ impl Head {
     }
 
     fn state(&self) -> TierState {
-        TierState { tier: Tier::from_s3_class(&self.class), restore: self.restore }
+        let tier = Tier::from_s3_class(&self.class);
+        TierState { tier, restore: self.restore, size: self.size }
     }
 }
 
@@ -105,12 +106,13 @@ impl S3Store {
         }
     }
 
-    /// Copies an object to itself, in another class.
-    async fn copy_to(&self, path: &Path, tier: Tier) -> std::result::Result<(), Failure> {
-        let before = self.head_of(path).await?;
-        if before.class == tier.s3_class() {
-            return Ok(());
-        }
+    /// Copies an object of `size` bytes to itself, in another class.
+    async fn copy_to(
+        &self,
+        path: &Path,
+        size: Option<u64>,
+        tier: Tier,
+    ) -> std::result::Result<(), Failure> {
         let source = format!("/{}/{path}", self.client.options.bucket);
         let headers = [(COPY_HEADER, source), (CLASS_HEADER, tier.s3_class().to_string())];
         let asked =
@@ -124,8 +126,8 @@ impl S3Store {
             other => other?,
         }
         let now = self.head_of(path).await?;
-        if now.size != before.size {
-            let text = format!("after the copy it has {:?} bytes, not {:?}", now.size, before.size);
+        if now.size != size {
+            let text = format!("after the copy it has {:?} bytes, not {size:?}", now.size);
             return Err(Failure::found(Cause::Refused, text));
         }
         if now.class != tier.s3_class() {
@@ -181,9 +183,12 @@ impl TieredStore for S3Store {
         head.map(|head| head.state()).map_err(|failure| failure.into_error("looking", Some(object)))
     }
 
-    fn move_to(&self, object: ObjectId, tier: Tier) -> Result<()> {
+    fn move_to(&self, object: ObjectId, from: &TierState, tier: Tier) -> Result<()> {
+        if from.tier == Some(tier) {
+            return Ok(());
+        }
         let path = self.client.path(&key::key(object));
-        let copied = self.client.block(self.copy_to(&path, tier));
+        let copied = self.client.block(self.copy_to(&path, from.size, tier));
         copied.map_err(|failure| no_tier(failure, tier, "moving to another tier", Some(object)))
     }
 
@@ -227,7 +232,7 @@ mod tests {
             }
             Head::of(&map).state()
         };
-        let state = |tier, restore| TierState { tier, restore };
+        let state = |tier, restore| TierState { tier, restore, size: None };
         assert_eq!(head(&[]), state(Some(Tier::Standard), RestoreState::None));
         let archived = head(&[(CLASS_HEADER, "GLACIER")]);
         assert_eq!(archived, state(Some(Tier::Archive), RestoreState::None));

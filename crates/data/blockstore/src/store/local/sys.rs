@@ -14,8 +14,8 @@ use crate::store::total_len;
 /// Most buffers in one call (`UIO_MAXIOV`).
 const BUFFERS_MAX: usize = 1024;
 
-/// Bytes copied at a time.
-const COPY_BYTES: usize = 1 << 20;
+/// Bytes compared at a time.
+const COMPARED_BYTES: usize = 1 << 20;
 
 /// Turns -1 into the thread's errno.
 fn checked(result: isize) -> io::Result<usize> {
@@ -114,10 +114,11 @@ pub fn is_same(one: &File, other: &File) -> io::Result<bool> {
     if other.metadata()?.len() != len {
         return Ok(false);
     }
-    let (mut left, mut right) = (vec![0; COPY_BYTES], vec![0; COPY_BYTES]);
+    let (mut left, mut right) = (vec![0; COMPARED_BYTES], vec![0; COMPARED_BYTES]);
     let mut at = 0;
     while at < len {
-        let part = usize::try_from(len - at).map_or(COPY_BYTES, |rest| rest.min(COPY_BYTES));
+        let part =
+            usize::try_from(len - at).map_or(COMPARED_BYTES, |rest| rest.min(COMPARED_BYTES));
         one.read_exact_at(&mut left[..part], at)?;
         other.read_exact_at(&mut right[..part], at)?;
         if left[..part] != right[..part] {
@@ -146,19 +147,6 @@ pub fn unlock(file: &File) -> io::Result<()> {
 fn flock(file: &File, how: libc::c_int) -> io::Result<()> {
     // SAFETY: takes no pointers.
     retried(|| unsafe { libc::flock(file.as_raw_fd(), how) } as isize).map(drop)
-}
-
-/// Copies the first `len` bytes of a file, without moving its cursor.
-pub fn copy_all(from: &File, to: &File, len: u64) -> io::Result<()> {
-    let mut buffer = vec![0; COPY_BYTES];
-    let mut at = 0;
-    while at < len {
-        let part = usize::try_from(len - at).map_or(COPY_BYTES, |left| left.min(COPY_BYTES));
-        from.read_exact_at(&mut buffer[..part], at)?;
-        to.write_all_at(&buffer[..part], at)?;
-        at += part as u64;
-    }
-    Ok(())
 }
 
 /// Writes all of `parts` at `offset`, one system call for every 1,024 of them in the usual case.
