@@ -3,6 +3,7 @@
 //! A crash at any moment leaves pages with trailers that do not agree with their data: they count
 //! as absent. Two processes that write the same page write the same bytes.
 
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +15,10 @@ use crate::core::Core;
 use crate::disk::{Disk, Side};
 use crate::faults::DiskOp;
 use crate::flight::{Fetched, Flight, Kept};
-use crate::object::Object;
-use crate::page::{self, PAGE_BYTES, SLOT_BYTES};
+use crate::object::{Object, is_same};
+use crate::page::{self, PAGE_BYTES, PageSlot, SLOT_BYTES};
 use crate::pages::runs;
+use crate::slots::Slots;
 use crate::sys;
 
 /// A disk that finishes no write for so long while many wait does not answer.
@@ -84,7 +86,9 @@ impl Core {
         flight.kept(Kept::Dropped);
     }
 
-    /// Writes those of the pages that are not on the disk yet. False: there is no room.
+    /// Writes those of the pages that are not on the disk yet. False: there is no room. A file that
+    /// holds something else than pages of this object is replaced: by a page written into it, all
+    /// of it would be taken for the object's.
     fn write(&self, object: &Arc<Object>, disk: &Disk, fetched: &Fetched) -> io::Result<bool> {
         disk.before(DiskOp::Write)?;
         let pages: Vec<u32> = {
@@ -101,14 +105,16 @@ impl Core {
         if !disk.has_room(bytes)? {
             return Ok(false);
         }
-        let file = Arc::new(match disk.create_file(object.id) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.table.close_files();
-                disk.create_file(object.id)?
-            }
-            other => other?,
-        });
-        let was_empty = file.metadata()?.len() == 0;
+        let mut file = self.create_file(object, disk)?;
+        let mut was_empty = file.metadata()?.len() == 0;
+        if !was_empty && !self.is_own_file(object, &file)? {
+            self.stats.corrupt.add(1);
+            log::warn!("object {:016x}: its cache file holds something else: dropped", object.id);
+            object.state.lock().forget_file();
+            disk.remove_file(object.id)?;
+            file = self.create_file(object, disk)?;
+            was_empty = file.metadata()?.len() == 0;
+        }
         crash::point("cache.fill.before-write");
         let owner = self.owner(object.id);
         for run in runs(pages.iter().copied(), 0) {
@@ -142,6 +148,41 @@ impl Core {
         state.wrote(file, was_empty, &pages, self.now())?;
         drop(state);
         self.table.opened(object);
+        Ok(true)
+    }
+
+    fn create_file(&self, object: &Object, disk: &Disk) -> io::Result<Arc<File>> {
+        let created = match disk.create_file(object.id) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.table.close_files();
+                disk.create_file(object.id)
+            }
+            other => other,
+        };
+        created.map(Arc::new)
+    }
+
+    /// Whether what is in a cache file is the object's, as far as its first page with a trailer
+    /// tells. It may be another volume's: directories were exchanged, or copied from elsewhere.
+    fn is_own_file(&self, object: &Object, file: &File) -> io::Result<bool> {
+        {
+            let state = object.state.lock();
+            if let Some(known) = state.file.as_ref().filter(|_| state.is_file_proven)
+                && is_same(known, file)?
+            {
+                return Ok(true);
+            }
+        }
+        let (data, len) = (sys::data_ranges(file)?, file.metadata()?.len());
+        for page in page::pages_of_data(&data, len) {
+            let slots = Slots::read(file, &self.owner(object.id), page..page + 1)?;
+            // A page that another thread is writing has no trailer yet.
+            match slots.found().next() {
+                Some((_, PageSlot::Page(_))) => return Ok(true),
+                Some((_, PageSlot::Damaged)) => return Ok(false),
+                Some((_, PageSlot::Empty)) | None => {}
+            }
+        }
         Ok(true)
     }
 

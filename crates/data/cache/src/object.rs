@@ -58,7 +58,7 @@ pub(crate) struct ObjectState {
     /// The cache file, if it is open.
     pub file: Option<Arc<File>>,
     /// A page of that file matched its trailer, which names volume, object and page: the file is
-    /// this object's.
+    /// this object's, and so are its other pages, because `fill` writes to no file that has others.
     pub is_file_proven: bool,
     is_in_ring: bool,
     /// Pages that seem to be in the cache file.
@@ -185,17 +185,7 @@ impl ObjectState {
             self.on_disk.clear();
         }
         self.looked_up = Some(now);
-        for range in data {
-            // A page is here if its whole slot has data; the object's last one may be short, with a
-            // hole behind it.
-            let first = range.start.div_ceil(page::SLOT_BYTES);
-            for page in first..range.end / page::SLOT_BYTES {
-                self.on_disk.insert(page as u32);
-            }
-            if range.end >= file_len && file_len > 0 && file_len.is_multiple_of(page::SLOT_BYTES) {
-                self.on_disk.insert((file_len / page::SLOT_BYTES - 1) as u32);
-            }
-        }
+        page::pages_of_data(data, file_len).for_each(|page| self.on_disk.insert(page));
         Ok(())
     }
 
@@ -241,7 +231,7 @@ impl ObjectState {
 }
 
 /// Whether two descriptors are of one file.
-fn is_same(one: &File, other: &File) -> io::Result<bool> {
+pub(crate) fn is_same(one: &File, other: &File) -> io::Result<bool> {
     let (one, other) = (one.metadata()?, other.metadata()?);
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }

@@ -7,7 +7,7 @@
 //! the same thing, a page that is not there. Nothing else is recorded, so nothing needs to be
 //! recovered.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use kestrel_blockstore::object::VolumeId;
 use kestrel_types::ids::ObjectId;
@@ -112,7 +112,7 @@ impl PageOwner {
 
 /// The pages that cover bytes `offset .. offset + len` of an object; `len` at least 1, within
 /// [`OBJECT_BYTES_MAX`].
-pub fn pages(offset: u64, len: u64) -> std::ops::Range<u32> {
+pub fn pages(offset: u64, len: u64) -> Range<u32> {
     debug_assert!(len > 0 && offset + len <= OBJECT_BYTES_MAX);
     (offset / PAGE_BYTES) as u32..((offset + len - 1) / PAGE_BYTES) as u32 + 1
 }
@@ -129,9 +129,21 @@ pub fn slot_at(page: u32) -> u64 {
 
 /// Bytes of the cache file from the first to the last of these bytes of the object; `len` at
 /// least 1.
-pub fn stored_span(offset: u64, len: u64) -> std::ops::Range<u64> {
+pub fn stored_span(offset: u64, len: u64) -> Range<u64> {
     let identity = |at: u64| at + at / PAGE_BYTES * TRAILER_BYTES as u64;
     identity(offset)..identity(offset + len - 1) + 1
+}
+
+/// The pages that may be in a cache file of `file_len` bytes that has data in these ranges.
+pub fn pages_of_data(data: &[Range<u64>], file_len: u64) -> impl Iterator<Item = u32> {
+    data.iter().flat_map(move |range| {
+        // A page is here if its whole slot has data; the object's last one may be short, with a
+        // hole behind it.
+        let whole = range.start.div_ceil(SLOT_BYTES)..range.end / SLOT_BYTES;
+        let is_last = range.end >= file_len && file_len > 0 && file_len.is_multiple_of(SLOT_BYTES);
+        let last = is_last.then(|| file_len / SLOT_BYTES - 1);
+        whole.chain(last).map(|page| page as u32)
+    })
 }
 
 #[cfg(test)]

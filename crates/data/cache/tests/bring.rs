@@ -129,27 +129,49 @@ fn cache_file_of_another_object() {
     }
 }
 
+/// A cache directory with a file of another volume's object 1 where this volume's is to be, and the
+/// bytes that this volume's has.
+fn foreign_file(dir: &Path, is_first_page_absent: bool) -> (CachedStore, Vec<u8>) {
+    let (store, other) = (Counting::new(Duration::ZERO), Counting::new(Duration::ZERO));
+    put(store.as_ref(), 1, LEN);
+    let bytes = content(1001, LEN);
+    other.put(1, &[io::IoSlice::new(&bytes)]).unwrap();
+    let cache = CachedStore::open(store as _, VOLUME, options(dir)).unwrap();
+    let from = if is_first_page_absent { 65_536 } else { 0 };
+    check(&cache, 1, &content(1, LEN), from, LEN - from);
+    flush(&cache);
+    drop(cache);
+    std::fs::rename(dir.join("09".repeat(16)), dir.join("0a".repeat(16))).unwrap();
+    (CachedStore::open(other as _, [10; 16], options(dir)).unwrap(), bytes)
+}
+
 /// A page of this volume's in a cache file proves nothing about pages that were there before: those
 /// of another volume's object go when the first of them is found.
 #[test]
 fn mended_page_of_a_foreign_file() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, other) = (Counting::new(Duration::ZERO), Counting::new(Duration::ZERO));
-    put(store.as_ref(), 1, LEN);
-    let bytes = content(1001, LEN);
-    other.put(1, &[io::IoSlice::new(&bytes)]).unwrap();
-    let cache = CachedStore::open(store as _, VOLUME, options(dir.path())).unwrap();
-    check(&cache, 1, &content(1, LEN), 0, LEN);
-    flush(&cache);
-    drop(cache);
-    std::fs::rename(dir.path().join("09".repeat(16)), dir.path().join("0a".repeat(16))).unwrap();
-    let cache = CachedStore::open(other as _, [10; 16], options(dir.path())).unwrap();
+    let (cache, bytes) = foreign_file(dir.path(), false);
     for _ in 0..2 {
         check(&cache, 1, &bytes, 0, 1000);
         flush(&cache);
     }
     let found = now(&cache, 1, 70_000, 1000);
     assert!(found.is_none_or(|found| found == bytes[70_000..71_000]));
+    check(&cache, 1, &bytes, 0, LEN);
+}
+
+/// The same if the page that is read first was absent: the file goes before that is written to it.
+#[test]
+fn absent_page_of_a_foreign_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cache, bytes) = foreign_file(dir.path(), true);
+    check(&cache, 1, &bytes, 0, 1000);
+    flush(&cache);
+    for _ in 0..2 {
+        assert!(now(&cache, 1, 0, 1000).is_none_or(|found| found == bytes[..1000]));
+        let found = now(&cache, 1, 70_000, 1000);
+        assert!(found.is_none_or(|found| found == bytes[70_000..71_000]));
+    }
     check(&cache, 1, &bytes, 0, LEN);
 }
 
