@@ -17,8 +17,8 @@
 # the end come the ten longest suites, and how much processor time each used: that, and not the
 # time on the clock, is what a suite costs on a machine of its own. target/test-report.json has the
 # same of all. Environment of the suites (CYCLES, FSX_OPS, COMPARE_OPS, …) overrides the sizes
-# below. The last line is "N passed, N failed". Interrupted, the script ends the suites, which
-# clean up after themselves.
+# below. Then the failed checks are named once more. The last line is "N passed, N failed".
+# Interrupted, the script ends the suites, which clean up after themselves.
 #
 # Nothing here fails by chance of a random number: property tests draw from $PROPTEST_RNG_SEED
 # (`make proptest` explores other seeds).
@@ -310,7 +310,7 @@ is_beside() {
 failure_lines='^FAIL|^error|panicked|^test .* FAILED'
 passed=0 failed=0
 declare -A running=() started=() limits=() entries=()
-costs=()
+costs=() failed_checks=()
 
 # begin SUITE: starts it beside those that run.
 begin() {
@@ -329,7 +329,7 @@ begin() {
 
 # await: the next suite that ends, and its report.
 await() {
-    local pid status=0 name log seconds cpu good bad failures
+    local pid status=0 name log seconds cpu good bad failures lines
     wait -n -p pid "${!running[@]}" || status=$?
     name=${running[$pid]}
     unset "running[$pid]"
@@ -349,6 +349,8 @@ await() {
     else
         printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" \
             "$log"
+        lines=$(grep -E "$failure_lines" "$log" | cut -c1-200 | head -n 10 || true)
+        failed_checks+=("$name: ${lines:-exit status $status without a failed check}")
         # What a check has printed stands before its line.
         grep -E -B 12 "$failure_lines" "$log" | cut -c1-300 | head -n 40 |
             sed 's/^/       /' || true
@@ -431,5 +433,7 @@ done
     printf '{"passed":%d,"failed":%d,"seconds":%d,"cpu_seconds":%d,"suites":[%s]}\n' \
         "$passed" "$failed" "$SECONDS" "$total_cpu" "${report_entries[*]}"
 ) >"$report"
+# Again at the end, where the part of a long output that is kept has them.
+[ "$failed" = 0 ] || printf 'failed: %s\n' "${failed_checks[@]}"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

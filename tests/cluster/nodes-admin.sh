@@ -130,7 +130,7 @@ wait_until 20 grep -q holding "$WORK/held"
 churn=$!
 refuses "of one node's directory it is not done" "only a part|in use" "$KESTREL" compact \
     "$(node_dir "$volume" 2)"
-before=$(du -sk "$volume/objects" | cut -f1)
+before=$(du -sk "$volume/objects" 2>/dev/null | cut -f1) || true
 says "compact as a client of the nodes" "[1-9][0-9]* references moved" "$KESTREL" compact "$url"
 cat "$WORK/said.out"
 touch "$WORK/churned"
@@ -239,7 +239,7 @@ x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
 print("%02x/%016x" % ((x ^ x >> 31) >> 56, number))
 PY
 }
-sample=$(find "$objects" -type f -size +0 ! -name 'kestrel*' | head -n 1)
+sample=$(find "$objects" -type f -size +0 ! -name 'kestrel*' -print -quit)
 # Numbers that no node has made up yet.
 plant=$objects/$(object_path $((0x0200000000100003)))
 mkdir -p "$(dirname "$plant")"
@@ -248,7 +248,7 @@ touch -d '3 hours ago' "$plant"
 says "gc finds what was planted and deletes nothing" "^1 leaked" "$KESTREL" gc "$url"
 [ -e "$plant" ] && ok "it is still there" || fail "it is gone"
 sync -f "$mnt"
-before=$(find "$objects" -type f | wc -l)
+before=$(find "$objects" -type f 2>/dev/null | wc -l) || true
 says "gc --delete has the nodes delete it" "^1 deleted" "$KESTREL" gc "$url" --delete
 [ ! -e "$plant" ] && ok "it is gone" || fail "it is still there"
 [ "$(find "$objects" -type f | wc -l)" -ge $((before - 1)) ] && ok "and nothing else" ||

@@ -43,7 +43,8 @@ same() {
 
 # objects PREFIX: the files in which the store keeps a volume's objects.
 objects() {
-    find "$STORE_DIR/$S3_BUCKET/$1/objects" -type f 2>/dev/null
+    # The store removes directories meanwhile: of these find tells, and goes on.
+    find "$STORE_DIR/$S3_BUCKET/$1/objects" -type f 2>/dev/null || true
 }
 
 # gone PID: it has ended; for wait_until.

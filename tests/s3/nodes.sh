@@ -89,9 +89,20 @@ works() {
 
     rm -rf "$b/files"
     check "with the last file the last object goes" wait_until 90 is_empty "$name"
-    [ -z "$(objects "$name")" ] || objects "$name" | head -n 5
+    [ -z "$(objects "$name")" ] || left_over "$volume" "$name"
     check "a new file after that" "$TREE" write "$a/again" 4 $sizes
     check "is read" "$TREE" check "$b/again" 4 $sizes
+}
+
+# left_over VOLUME NAME: what is known of objects that should have gone.
+left_over() {
+    local object
+    objects "$2" | head -n 5 | while read -r object; do
+        echo "$object"
+        grep -h "${object##*/}" "$WORK"/*.log | tail -n 5 || true
+    done
+    fsck_volume "$1" --data || true
+    cat "$WORK/fsck.out"
 }
 
 # fewer_than NAME COUNT
