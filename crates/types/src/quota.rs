@@ -81,14 +81,19 @@ impl QuotaSubject {
 impl QuotaRow {
     /// The row's key.
     pub fn key(self) -> Key {
-        let key = |of: QuotaSubject, rest: &[u8]| {
-            let (kind, id) = of.parts();
-            Key::new(Table::Quota, id, &[&[kind], rest].concat())
-        };
         match self {
-            Self::Record(of) => key(of, &[]),
-            Self::Share(of, worker) => key(of, &[SHARE, (worker >> 8) as u8, worker as u8]),
-            Self::Since(of) => key(of, &[SINCE]),
+            Self::Record(of) => {
+                let (kind, id) = of.parts();
+                Key::new(Table::Quota, id, &[kind])
+            }
+            Self::Share(of, worker) => {
+                let ((kind, id), [high, low]) = (of.parts(), worker.to_be_bytes());
+                Key::new(Table::Quota, id, &[kind, SHARE, high, low])
+            }
+            Self::Since(of) => {
+                let (kind, id) = of.parts();
+                Key::new(Table::Quota, id, &[kind, SINCE])
+            }
             Self::Home(ino) => Key::new(Table::Quota, ino, &[HOME]),
         }
     }
@@ -219,10 +224,10 @@ impl QuotaUsage {
 
     /// The row's bytes.
     pub fn encode(&self) -> Box<[u8]> {
-        let mut out = vec![VERSION];
-        out.extend_from_slice(&self.files.to_be_bytes());
-        out.extend_from_slice(&self.bytes.to_be_bytes());
-        out.into_boxed_slice()
+        let mut out = [VERSION; 17];
+        out[1..9].copy_from_slice(&self.files.to_be_bytes());
+        out[9..].copy_from_slice(&self.bytes.to_be_bytes());
+        out.into()
     }
 
     /// Reads what [`QuotaUsage::encode`] wrote.

@@ -8,7 +8,9 @@
 //!
 //! prints the instructions of 20,000 operations (`Collected`). Kinds: `lookup`, `open`, `stat`,
 //! `create`, `unlink`. The engine is in memory, the node has one worker, files lie three
-//! directories deep, and the caller is no superuser. To compare two builds run both.
+//! directories deep, and the caller is no superuser. `op_cost create 20000 10` has the files lie
+//! ten directories deep, and with the word `quotas` after that each of these directories, and the
+//! caller, has a quota. To compare two builds run both.
 
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::quota::{QuotaLimits, QuotaSubject};
 use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, Reply, Request};
 
 /// Requests in a batch.
@@ -38,8 +41,13 @@ fn user() -> Creds {
     Creds { uid: 1000, gid: 1000, groups: Some([1000, 2000].into()) }
 }
 
-fn place(file: usize) -> PathRef {
-    let path = format!("a/b/c/file{file:08}");
+fn dir_name(level: usize) -> String {
+    format!("dir{level}")
+}
+
+fn place(file: usize, depth: usize) -> PathRef {
+    let mut path: String = (0..depth).map(|level| dir_name(level) + "/").collect();
+    path += &format!("file{file:08}");
     PathRef::from_path(1, path.as_bytes()).unwrap_or_else(|_| fail("a bad path"))
 }
 
@@ -60,9 +68,12 @@ fn create(place: PathRef) -> Op {
 fn main() {
     let mut args = std::env::args().skip(1);
     let (Some(kind), Some(Ok(count))) = (args.next(), args.next().map(|text| text.parse())) else {
-        fail("usage: op_cost KIND COUNT")
+        fail("usage: op_cost KIND COUNT [DEPTH [quotas]]")
     };
-    let count: usize = count;
+    let (count, depth): (usize, _) = (count, args.next().map_or(Ok(3), |text| text.parse()));
+    let Ok(depth) = depth else { fail("DEPTH is a number") };
+    let with_quotas = args.next().is_some_and(|word| word == "quotas");
+    let place = |file| place(file, depth);
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
     let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
     let config = NodeConfig { workers: 1, durability: Durability::Fsync, ..NodeConfig::default() };
@@ -71,12 +82,26 @@ fn main() {
     let (Ok(_), Ok(node)) = (formatted, opened) else { fail("the volume does not open") };
     let node = Arc::new(node);
     let mut dir = 1;
-    for name in ["a", "b", "c"] {
-        let place = PathRef::new(dir, Name::new(name.as_bytes()).unwrap_or_else(|_| fail(name)));
+    let limit = |of| {
+        let limits =
+            QuotaLimits { bytes: Some(1 << 40), files: Some(1 << 40), ..Default::default() };
+        let request = Request { creds: Creds::root(), op: Op::QuotaSet(of, Box::new(limits)) };
+        if let Err(why) = node.call(request) {
+            fail(&format!("quota: {why:?}"));
+        }
+    };
+    for name in (0..depth).map(dir_name) {
+        let place = PathRef::new(dir, Name::new(name.as_bytes()).unwrap_or_else(|_| fail(&name)));
         match node.call(Request { creds: user(), op: Op::MkDir(place, 0o755) }) {
             Ok(Answer::Entry { inode, .. }) => dir = inode.ino,
             other => fail(&format!("mkdir: {other:?}")),
         }
+        if with_quotas {
+            limit(QuotaSubject::Dir(dir));
+        }
+    }
+    if with_quotas {
+        limit(QuotaSubject::User(user().uid));
     }
     let mut inodes = Vec::new();
     for file in 0..if kind == "create" { BATCH } else { count } {

@@ -11,7 +11,7 @@ use kestrel_types::snapshot::SnapshotInfo;
 use rustc_hash::FxHashSet;
 
 use crate::perm::Dentry;
-use crate::quotas::Charges;
+use crate::quotas::{ChargeScratch, Charges};
 use crate::session::{Moved, OpenState, OpenTable};
 
 /// A change of the open table, to be undone.
@@ -95,6 +95,8 @@ pub struct Effects {
     pub kept: Option<InodeId>,
     /// What it charges to quotas.
     pub charges: Charges,
+    /// For charging one operation at a time.
+    pub charge_scratch: ChargeScratch,
     /// Rows of change feeds.
     pub feed_rows: Vec<Mutation>,
     /// Change of the volume's figures: files, directories, bytes.

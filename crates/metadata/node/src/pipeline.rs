@@ -448,10 +448,12 @@ fn commit(
                 context.engine.hint_new(table, dir.ino);
             }
         }
-        let mut mutations = scratch.rows.mutations();
+        let effects = &mut *scratch.effects;
+        let more = effects.charges.rows_len() + effects.feed_rows.len();
+        let mut mutations = scratch.rows.mutations(more);
         mutations.extend(answers(jobs, steps));
-        mutations.extend(scratch.effects.charges.rows(context.worker));
-        mutations.append(&mut scratch.effects.feed_rows);
+        effects.charges.rows(context.worker, &mut mutations);
+        mutations.append(&mut effects.feed_rows);
         if !mutations.is_empty() {
             let growing = steps
                 .iter()

@@ -25,6 +25,8 @@ use kestrel_types::quota::{OverSince, QuotaInfo, QuotaLimits, QuotaRow, QuotaSub
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
+use crate::rows::{Counted, CountedChange};
+
 /// What has been counted towards a quota.
 pub struct QuotaCounters {
     /// Towards it and, of a directory, those below it; files and bytes, with what is reserved.
@@ -166,6 +168,9 @@ impl Quota {
     }
 
     fn give_back(&self, change: QuotaUsage) {
+        if change == QuotaUsage::default() {
+            return;
+        }
         add(&self.counters.total, QuotaUsage::default().minus(change));
         self.look_at_soft_limits();
     }
@@ -303,6 +308,10 @@ impl Quotas {
 /// What a batch has charged to a quota so far.
 struct Charge {
     quota: Arc<Quota>,
+    /// That of the next quota further up.
+    above: Option<ChargeIndex>,
+    /// The batch has charged it.
+    is_used: bool,
     /// To its rows.
     own: QuotaUsage,
     /// To the total.
@@ -313,25 +322,115 @@ struct Charge {
     is_above: bool,
 }
 
+impl Charge {
+    /// The batch has ended.
+    fn clear(&mut self) {
+        let none = QuotaUsage::default();
+        (self.own, self.total, self.reserved) = (none, none, none);
+        (self.is_used, self.is_above) = (false, false);
+    }
+
+    /// Reserves what is charged beyond what is reserved.
+    fn reserve(&mut self, owners: Owners, now: Nanos) -> Result<(), FsError> {
+        let is_owner = matches!(self.quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
+        let free = is_owner && owners == Owners::Free;
+        let files = self.total.files.max(0).saturating_sub(self.reserved.files);
+        let bytes = self.total.bytes.max(0).saturating_sub(self.reserved.bytes);
+        if files > 0 {
+            self.is_above |= self.quota.reserve(0, files, now, free)?;
+            self.reserved.files += files;
+        }
+        if bytes > 0 {
+            // What was reserved of files goes back with what is too much ([`Charges::trim`]).
+            self.is_above |= self.quota.reserve(1, bytes, now, free)?;
+            self.reserved.bytes += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Place of a quota among those that a worker knows, until its batch has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChargeIndex(usize);
+
+/// Quotas that a worker remembers from batch to batch.
+const KNOWN_MAX: usize = 64;
+
+/// An entry that an operation added or took away.
+pub struct ChargedName {
+    /// What counts of it.
+    pub counted: Counted,
+    /// The nearest directory above with a quota.
+    pub under: Option<InodeId>,
+}
+
+/// What is put together for one operation at a time; empty in between. Kept so that no operation
+/// allocates.
+#[derive(Default)]
+pub struct ChargeScratch {
+    /// Entries and inodes that it has changed.
+    pub counted: Vec<CountedChange>,
+    /// Entries that it took away.
+    pub gone: Vec<ChargedName>,
+    /// Entries that it added.
+    pub come: Vec<ChargedName>,
+    /// Changes of what is in the rows of quotas.
+    pub changes: Vec<(ChargeIndex, QuotaUsage)>,
+}
+
+impl ChargeScratch {
+    /// Makes it empty.
+    pub fn clear(&mut self) {
+        self.counted.clear();
+        self.gone.clear();
+        self.come.clear();
+        self.changes.clear();
+    }
+}
+
 /// What a batch has charged.
 #[derive(Default)]
-pub struct Charges(Vec<Charge>);
+pub struct Charges {
+    /// Each quota after those above it.
+    known: Vec<Charge>,
+    /// The set of quotas that they are of.
+    version: u64,
+    /// Those that the batch has charged.
+    used: Vec<ChargeIndex>,
+}
 
 impl Charges {
     /// Nothing has been charged.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.used.is_empty()
     }
 
-    fn of(&mut self, quota: &Arc<Quota>) -> &mut Charge {
-        let known = self.0.iter().position(|charge| Arc::ptr_eq(&charge.quota, quota));
-        let at = known.unwrap_or_else(|| {
-            let none = QuotaUsage::default();
-            let (quota, own, total, reserved) = (quota.clone(), none, none, none);
-            self.0.push(Charge { quota, own, total, reserved, is_above: false });
-            self.0.len() - 1
-        });
-        &mut self.0[at]
+    /// An operation is about to be charged by this table.
+    pub fn begin(&mut self, table: &QuotaTable) {
+        // What is charged is told by its place until the batch has ended.
+        let is_stale = self.version != table.version || self.known.len() > KNOWN_MAX;
+        if is_stale && self.used.is_empty() {
+            self.known.clear();
+            self.version = table.version;
+        }
+    }
+
+    /// The place of a quota. Nothing is charged to it by that.
+    pub fn index(&mut self, quota: &Arc<Quota>) -> ChargeIndex {
+        let known = self.known.iter().position(|charge| Arc::ptr_eq(&charge.quota, quota));
+        ChargeIndex(known.unwrap_or_else(|| {
+            let above = quota.above.as_ref().map(|above| self.index(above));
+            self.known.push(Charge {
+                quota: quota.clone(),
+                above,
+                is_used: false,
+                own: QuotaUsage::default(),
+                total: QuotaUsage::default(),
+                reserved: QuotaUsage::default(),
+                is_above: false,
+            });
+            self.known.len() - 1
+        }))
     }
 
     /// Charges what an operation does to the rows of quotas, or nothing if one of the totals would
@@ -339,68 +438,51 @@ impl Charges {
     pub fn charge(
         &mut self,
         quotas: &Quotas,
-        own: &[(Arc<Quota>, QuotaUsage)],
+        own: &[(ChargeIndex, QuotaUsage)],
         owners: Owners,
         now: Nanos,
     ) -> Result<(), FsError> {
-        let mut totals: Vec<(&Arc<Quota>, QuotaUsage)> = Vec::with_capacity(own.len() + 8);
-        for (quota, change) in own {
-            let mut at = Some(quota);
-            while let Some(quota) = at {
-                match totals.iter_mut().find(|(known, _)| Arc::ptr_eq(known, quota)) {
-                    Some((_, sum)) => *sum = sum.plus(*change),
-                    None => totals.push((quota, *change)),
-                }
-                at = quota.above.as_ref();
-            }
+        // All is added before anything is reserved: what moves below one quota does not grow it.
+        own.iter().for_each(|(at, change)| self.add(*at, *change));
+        let reserved = own.iter().try_for_each(|(at, _)| self.reserve(*at, owners, now));
+        if reserved.is_err() {
+            let none = QuotaUsage::default();
+            own.iter().for_each(|(at, change)| self.add(*at, none.minus(*change)));
+            self.trim();
+            quotas.refused.fetch_add(1, Ordering::Relaxed);
         }
-        for (number, (quota, change)) in totals.iter().enumerate() {
-            if let Err(error) = self.grow(quota, *change, owners, now) {
-                for (quota, change) in &totals[..number] {
-                    let charge = self.of(quota);
-                    charge.total = charge.total.minus(*change);
-                }
-                self.trim();
-                quotas.refused.fetch_add(1, Ordering::Relaxed);
-                return Err(error);
-            }
-        }
-        for (quota, change) in own {
-            let charge = self.of(quota);
-            charge.own = charge.own.plus(*change);
-        }
-        Ok(())
+        reserved
     }
 
-    fn grow(
-        &mut self,
-        quota: &Arc<Quota>,
-        change: QuotaUsage,
-        owners: Owners,
-        now: Nanos,
-    ) -> Result<(), FsError> {
-        let is_owner = matches!(quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
-        let free = is_owner && owners == Owners::Free;
-        let charge = self.of(quota);
-        let after = charge.total.plus(change);
-        let files = after.files.max(0).saturating_sub(charge.reserved.files).max(0);
-        let bytes = after.bytes.max(0).saturating_sub(charge.reserved.bytes).max(0);
-        if files > 0 {
-            charge.is_above |= quota.reserve(0, files, now, free)?;
-            charge.reserved.files += files;
+    fn add(&mut self, at: ChargeIndex, change: QuotaUsage) {
+        let own = &mut self.known[at.0].own;
+        *own = own.plus(change);
+        let mut next = Some(at);
+        while let Some(at) = next {
+            let charge = &mut self.known[at.0];
+            charge.total = charge.total.plus(change);
+            next = charge.above;
+            if !charge.is_used {
+                charge.is_used = true;
+                self.used.push(at);
+            }
         }
-        if bytes > 0 {
-            // What was reserved of files goes back with what is too much ([`Charges::trim`]).
-            charge.is_above |= quota.reserve(1, bytes, now, free)?;
-            charge.reserved.bytes += bytes;
+    }
+
+    fn reserve(&mut self, at: ChargeIndex, owners: Owners, now: Nanos) -> Result<(), FsError> {
+        let mut next = Some(at);
+        while let Some(at) = next {
+            let charge = &mut self.known[at.0];
+            charge.reserve(owners, now)?;
+            next = charge.above;
         }
-        charge.total = after;
         Ok(())
     }
 
     /// Gives back what is reserved beyond what is charged.
     fn trim(&mut self) {
-        for charge in &mut self.0 {
+        for at in &self.used {
+            let charge = &mut self.known[at.0];
             let needed =
                 QuotaUsage { files: charge.total.files.max(0), bytes: charge.total.bytes.max(0) };
             charge.quota.give_back(charge.reserved.minus(needed));
@@ -408,41 +490,51 @@ impl Charges {
         }
     }
 
-    /// The rows of a batch of this worker.
-    pub fn rows(&self, worker: usize) -> impl Iterator<Item = Mutation> {
-        self.0.iter().flat_map(move |charge| {
-            let Charge { quota, own, is_above, .. } = charge;
-            let share = (*own != QuotaUsage::default()).then(|| Mutation {
-                key: QuotaRow::Share(quota.of, worker as u16).key(),
-                value: Some(quota.counters.share(worker).plus(*own).encode()),
-            });
-            let since = is_above.then(|| Mutation {
-                key: QuotaRow::Since(quota.of).key(),
-                value: Some(quota.counters.since().encode()),
-            });
-            share.into_iter().chain(since)
-        })
+    /// How many rows [`Charges::rows`] adds, about.
+    pub fn rows_len(&self) -> usize {
+        self.used.iter().filter(|at| self.known[at.0].own != QuotaUsage::default()).count()
+    }
+
+    /// Adds the rows of a batch of this worker.
+    pub fn rows(&self, worker: usize, rows: &mut Vec<Mutation>) {
+        for at in &self.used {
+            let Charge { quota, own, is_above, .. } = &self.known[at.0];
+            if *own != QuotaUsage::default() {
+                let key = QuotaRow::Share(quota.of, worker as u16).key();
+                let share = quota.counters.share(worker).plus(*own);
+                rows.push(Mutation { key, value: Some(share.encode()) });
+            }
+            if *is_above {
+                let value = Some(quota.counters.since().encode());
+                rows.push(Mutation { key: QuotaRow::Since(quota.of).key(), value });
+            }
+        }
     }
 
     /// The batch of this worker has committed.
     pub fn commit(&mut self, worker: usize) {
-        for Charge { quota, own, total, reserved, is_above } in self.0.drain(..) {
-            quota.counters.add_share(worker, own);
-            quota.give_back(reserved.minus(total));
-            if is_above && quota.counters.since() != OverSince::default() {
+        for at in self.used.drain(..) {
+            let charge = &mut self.known[at.0];
+            let quota = &charge.quota;
+            quota.counters.add_share(worker, charge.own);
+            quota.give_back(charge.reserved.minus(charge.total));
+            if charge.is_above && quota.counters.since() != OverSince::default() {
                 log::warn!(
                     "the quota of {} is above its soft limit: {:?}",
                     name(quota.of),
                     quota.info().used
                 );
             }
+            charge.clear();
         }
     }
 
     /// The batch has not committed.
     pub fn undo(&mut self) {
-        for Charge { quota, reserved, .. } in self.0.drain(..) {
-            quota.give_back(reserved);
+        for at in self.used.drain(..) {
+            let charge = &mut self.known[at.0];
+            charge.quota.give_back(charge.reserved);
+            charge.clear();
         }
     }
 }

@@ -468,10 +468,12 @@ impl BatchRows {
         target.dirty = true;
     }
 
-    /// What the operation that runs has changed of entries and inodes, each once; the root is left
-    /// out.
-    pub fn counted_changes(&self) -> Result<Vec<CountedChange>, DecodeError> {
-        let mut changes = Vec::new();
+    /// Adds what the operation that runs has changed of entries and inodes, each once; the root is
+    /// left out.
+    ///
+    /// # Errors
+    /// If a row is damaged.
+    pub fn counted_changes(&self, changes: &mut Vec<CountedChange>) -> Result<(), DecodeError> {
         for (at, undo) in self.journal.iter().enumerate() {
             let cell = &self.cells[undo.cell as usize];
             let is_counted = match cell.table {
@@ -490,7 +492,7 @@ impl BatchRows {
                 changes.push(change);
             }
         }
-        Ok(changes)
+        Ok(())
     }
 
     fn counted(&self, table: Table, value: &Value) -> Result<Option<Counted>, DecodeError> {
@@ -573,9 +575,9 @@ impl BatchRows {
         self.dirty_cells > 0
     }
 
-    /// What the batch changed, one mutation a row.
-    pub fn mutations(&self) -> Vec<Mutation> {
-        let mut out = Vec::with_capacity(self.dirty_cells);
+    /// What the batch changed, one mutation a row, with room for `more`.
+    pub fn mutations(&self, more: usize) -> Vec<Mutation> {
+        let mut out = Vec::with_capacity(self.dirty_cells + more);
         for cell in self.cells.iter().filter(|cell| cell.dirty) {
             let value = match &cell.value {
                 Value::Wanted | Value::Barred(_) | Value::Raw(..) => {

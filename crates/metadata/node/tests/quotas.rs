@@ -271,6 +271,35 @@ fn users_groups_and_volume() {
     is_exact(&f).unwrap();
 }
 
+/// Usage is exact with more quotas than a worker remembers from batch to batch, and after the set
+/// of quotas has changed.
+#[test]
+fn quotas_of_many_users() {
+    let f = Fixture::new(config(1));
+    let of = |number: u32| QuotaSubject::User(2000 + number);
+    for number in 0..150 {
+        set(&f, of(number), limits(None, 3));
+    }
+    let make = |round: u32| {
+        let requests = (0..150).map(|number| {
+            let creds = user(2000 + number, 50, &[50]);
+            let done: Done = Box::new(|reply| assert!(reply.is_ok(), "{reply:?}"));
+            (Request { creds, op: create(&format!("{round}-{number}")) }, done)
+        });
+        f.node.submit_many(requests.collect());
+    };
+    make(0);
+    make(1);
+    set(&f, QuotaSubject::Volume, limits(None, 1000));
+    make(2);
+    for number in 0..150 {
+        assert_eq!(used(&f, of(number)), (3, 0));
+        let creator = user(2000 + number, 50, &[50]);
+        assert_eq!(f.errno_as(&creator, create(&format!("3-{number}"))), libc::EDQUOT);
+    }
+    is_exact(&f).unwrap();
+}
+
 /// Above a soft limit there is the grace period, and a new one after having been below it.
 #[test]
 fn soft_limits() {

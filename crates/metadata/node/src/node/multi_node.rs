@@ -459,7 +459,7 @@ impl Node {
             let mut ended = Ended { reply, wait, ..Ended::nothing() };
             if ended.reply.is_ok() {
                 rows.keep();
-                ended.mutations = rows.mutations();
+                ended.mutations = rows.mutations(0);
                 ended.dirs = effects.dirs_changed.iter().copied().collect();
                 ended.referred = std::mem::take(&mut effects.referred);
                 ended.snapshots = std::mem::take(&mut effects.snapshots);

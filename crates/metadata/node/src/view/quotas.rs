@@ -8,8 +8,6 @@
 //!   moves over a quota's edge, nor does a file get a name beyond it: `EXDEV`. What is removed
 //!   moves to the trash all the same, and out of it; bytes of such a file count there as before.
 
-use std::sync::Arc;
-
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::name::InodeRef;
 use kestrel_types::quota::{
@@ -18,23 +16,24 @@ use kestrel_types::quota::{
 use kestrel_types::request::{Op, Request};
 
 use super::{At, InodeUse, View, damaged};
-use crate::quotas::{Owners, Quota, QuotaTable};
+use crate::quotas::{ChargeIndex, ChargeScratch, ChargedName, Charges, Owners, QuotaTable};
 use crate::rows::{Counted, CountedChange, Value};
 use crate::stop::{Run, Stop, fail};
 
 /// Changes of what is in the rows of quotas.
 struct Sums<'t> {
     table: &'t QuotaTable,
-    changes: Vec<(Arc<Quota>, QuotaUsage)>,
+    charges: &'t mut Charges,
+    changes: &'t mut Vec<(ChargeIndex, QuotaUsage)>,
 }
 
 impl Sums<'_> {
     fn add(&mut self, of: QuotaSubject, files: i64, bytes: i64) {
         let Some(quota) = self.table.all.get(&of) else { return };
-        let change = QuotaUsage { files, bytes };
-        match self.changes.iter_mut().find(|(known, _)| Arc::ptr_eq(known, quota)) {
+        let (at, change) = (self.charges.index(quota), QuotaUsage { files, bytes });
+        match self.changes.iter_mut().find(|(known, _)| *known == at) {
             Some((_, sum)) => *sum = sum.plus(change),
-            None => self.changes.push((quota.clone(), change)),
+            None => self.changes.push((at, change)),
         }
     }
 
@@ -45,13 +44,6 @@ impl Sums<'_> {
             self.add(of, sign, bytes);
         }
     }
-}
-
-/// An entry that an operation added or took away.
-struct Name {
-    counted: Counted,
-    /// The nearest directory above with a quota.
-    under: Option<InodeId>,
 }
 
 /// Whether an operation may exceed the limits of users and groups.
@@ -71,39 +63,49 @@ impl View<'_> {
     /// volume's quota, if that is not allowed, and with `EXDEV` for what stays on its side of a
     /// quota's edge.
     pub fn charge_quotas(&mut self, request: &Request) -> Run<()> {
-        let changes = self.rows.counted_changes().map_err(|why| damaged("entry", &why))?;
-        if changes.is_empty() {
+        let mut charges = std::mem::take(&mut self.effects.charges);
+        let mut scratch = std::mem::take(&mut self.effects.charge_scratch);
+        let charged = self.charge(request, &mut charges, &mut scratch);
+        scratch.clear();
+        (self.effects.charges, self.effects.charge_scratch) = (charges, scratch);
+        charged
+    }
+
+    fn charge(
+        &mut self,
+        request: &Request,
+        charges: &mut Charges,
+        scratch: &mut ChargeScratch,
+    ) -> Run<()> {
+        let ChargeScratch { counted, gone, come, changes } = scratch;
+        self.rows.counted_changes(counted).map_err(|why| damaged("entry", &why))?;
+        if counted.is_empty() {
             return Ok(());
         }
         let table = self.core.quotas.table();
-        let mut sums = Sums { table: &table, changes: Vec::new() };
-        let (mut gone, mut come) = (Vec::new(), Vec::new());
-        for CountedChange { dir, old, new } in &changes {
+        charges.begin(&table);
+        let mut sums = Sums { table: &table, charges, changes };
+        for CountedChange { dir, old, new } in &*counted {
             let Some(dir) = dir else { continue };
             let under = if table.dirs == 0 { None } else { self.nearest_quota(&table, *dir)? };
-            for (counted, sign, names) in [(old, -1, &mut gone), (new, 1, &mut come)] {
+            for (counted, sign, names) in [(old, -1, &mut *gone), (new, 1, &mut *come)] {
                 let Some(counted) = counted else { continue };
                 sums.add_owner(counted, sign);
                 if let Some(under) = under {
                     sums.add(QuotaSubject::Dir(under), sign, sign.wrapping_mul(counted.bytes));
                 }
-                names.push(Name { counted: *counted, under });
+                names.push(ChargedName { counted: *counted, under });
             }
         }
-        for CountedChange { old, new, .. } in changes.iter().filter(|change| change.dir.is_none()) {
+        for CountedChange { old, new, .. } in counted.iter().filter(|change| change.dir.is_none()) {
             old.iter().for_each(|counted| sums.add_owner(counted, -1));
             new.iter().for_each(|counted| sums.add_owner(counted, 1));
         }
         if table.dirs > 0 {
-            self.charge_homes(&mut sums, &changes, &gone)?;
-            self.check_edges(&table, &gone, &come)?;
+            self.charge_homes(&mut sums, counted, gone)?;
+            self.check_edges(&table, gone, come)?;
         }
-        let changes = sums.changes;
-        let owners = owners(request);
-        self.effects
-            .charges
-            .charge(&self.core.quotas, &changes, owners, self.now)
-            .map_err(Stop::Fail)
+        charges.charge(&self.core.quotas, changes, owners(request), self.now).map_err(Stop::Fail)
     }
 
     /// Bytes of files in table `link`, and where they are charged.
@@ -111,7 +113,7 @@ impl View<'_> {
         &mut self,
         sums: &mut Sums<'_>,
         changes: &[CountedChange],
-        gone: &[Name],
+        gone: &[ChargedName],
     ) -> Run<()> {
         for CountedChange { old, new, .. } in changes.iter().filter(|change| change.dir.is_none()) {
             let Some(ino) = old.or(*new).map(|counted| counted.ino) else { continue };
@@ -148,8 +150,13 @@ impl View<'_> {
     }
 
     /// Fails with `EXDEV` if a directory, or a file in table `link`, comes under other quotas.
-    fn check_edges(&mut self, table: &QuotaTable, gone: &[Name], come: &[Name]) -> Run<()> {
-        for Name { counted, under } in come {
+    fn check_edges(
+        &mut self,
+        table: &QuotaTable,
+        gone: &[ChargedName],
+        come: &[ChargedName],
+    ) -> Run<()> {
+        for ChargedName { counted, under } in come {
             let before = gone.iter().find(|name| name.counted.ino == counted.ino);
             let was_under = match before {
                 Some(before) if counted.is_dir => before.under,
