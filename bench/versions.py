@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Snapshots: the time that one takes, what live ones cost other operations, diff, a second walk,
-removal.
+removal. Clones: the time until the prompt, the first touch, and all of one at once.
 
 - Time of a snapshot of a directory with few and with many files.
 - Time of `kestrel snapshot diff` of two snapshots of the same files with 100 changes between them,
@@ -11,6 +11,9 @@ removal.
   is when it costs most.
 - Requests of a mount of a served volume for a second walk of a snapshot.
 - Removal of one of many snapshots: rows of history a second, until it is no longer listed.
+- `kestrel clone` until the prompt, and with `--eager`, from the start of the command to its end;
+  the first listing of one of its directories with attributes, beside that of the source; and
+  `cp -a --reflink` of the same, here and on the local file system.
 
     bench/versions.py           small: writes target/bench/versions.json, versions.svg
     bench/versions.py --full    1 k and 1 M files, a walk of 100,000
@@ -38,6 +41,11 @@ ENDED = 600
 CHANGES = 100
 DIFF_MAX_US = 100_000
 DIFF_ROUNDS = 5
+# How long clones may take until the prompt and with --eager, in microseconds; and how much longer
+# than a listing of the source the first one of a directory of a clone may take.
+CLONE_MAX_US = 50_000
+EAGER_MAX_US = 1_000_000
+FIRST_TOUCH_MAX = 3
 
 
 def fill(top, count):
@@ -306,6 +314,45 @@ def removal(scratch, count, snapshots):
     }
 
 
+def timed(call):
+    """How long it takes, microseconds."""
+    begun = time.perf_counter()
+    call()
+    return (time.perf_counter() - begun) * 1e6
+
+
+def clones(scratch, count, rounds):
+    """Clones of a directory of so many files. Each round lists another directory, the last ones:
+    nobody has listed it before, and the process that fills clones has not come to it yet."""
+    found = {}
+
+    def note(side, what, files, taken):
+        found.setdefault((side, what, files), []).append(taken)
+
+    with on(Volume, scratch) as volume, on(Local, scratch) as local:
+        for system in (volume, local):
+            os.mkdir(f"{system.dir}/top")
+            fill(f"{system.dir}/top", count)
+        top = f"{volume.dir}/top"
+        last, one = (count - 1) // DIRECTORY_FILES, min(count, DIRECTORY_FILES)
+        for number in range(rounds):
+            clone, eager = f"{volume.dir}/clone{number}", f"{volume.dir}/eager{number}"
+            directory = f"d{max(0, last - 1 - number)}"
+            note("kestrel", "listing of the source", one, timed(lambda: walk(f"{top}/{directory}")))
+            note("kestrel", "clone", count, timed(lambda: run(KESTREL, "clone", top, clone)))
+            note("kestrel", "first touch", one, timed(lambda: walk(f"{clone}/{directory}")))
+            command = (KESTREL, "clone", "--eager", top, eager)
+            note("kestrel", "clone --eager", count, timed(lambda: run(*command)))
+        for side, system in (("kestrel", volume), ("local", local)):
+            copy = ("cp", "-a", "--reflink=auto", f"{system.dir}/top", f"{system.dir}/copy")
+            note(side, "cp -a --reflink", count, timed(lambda: run(*copy)))
+    rows = []
+    for (side, what, files), us in found.items():
+        row = {"side": side, "what": what, "files": files, "us": statistics.median(us)}
+        rows.append({**row, "worst_us": max(us), "rounds": len(us)})
+    return rows
+
+
 def plot(path, rows):
     """Microseconds of each row; processor time in a darker bar over it."""
     width, step = 860, 22
@@ -364,6 +411,20 @@ def judge(rows):
             compared["us"] <= DIFF_MAX_US,
         )
     )
+    cloned = {row["what"]: row for row in rows if row["side"] == "kestrel"}
+    for what, most in (("clone", CLONE_MAX_US), ("clone --eager", EAGER_MAX_US)):
+        row = cloned[what]
+        text = f"{what} of {row['files']} files: at most {most // 1000} ms ({row['us'] / 1000:.0f})"
+        judged.append((text, row["us"] <= most))
+    touched = cloned["first touch"]
+    ratio = touched["us"] / cloned["listing of the source"]["us"]
+    judged.append(
+        (
+            f"first touch of {touched['files']} names: at most {FIRST_TOUCH_MAX} times a listing "
+            f"({ratio:.2f})",
+            ratio <= FIRST_TOUCH_MAX,
+        )
+    )
     again = next(row for row in rows if row["what"] == "second walk")
     judged.append(
         (
@@ -390,6 +451,7 @@ def main():
             lambda: costs(scratch, files, wanted.rounds),
             lambda: walks(scratch, walked),
             lambda: [removal(scratch, files, 10)],
+            lambda: clones(scratch, walked, max(3, wanted.rounds)),
         ):
             found = part()
             rows += found
