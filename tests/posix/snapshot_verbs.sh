@@ -154,13 +154,12 @@ check "by the volume's directory" prints "$volume:/d@by-volume" "${snap[@]}" cre
     by-volume
 check "the mount has it" test -e "$mnt/d/.snap/by-volume/sub/g"
 check "the root" "${snap[@]}" create "$volume" whole
-if [ "${KESTREL_NODES:-1}" = 1 ]; then
-    check "all of the volume, with paths" bash -c "
-        '$KESTREL' snapshot list '$volume' | grep -q '  /d  by-volume' &&
-        '$KESTREL' snapshot list '$volume' | grep -q '  /  whole'"
-else
-    check "all of the volume" bash -c "'$KESTREL' snapshot list '$volume' | grep -q whole"
-fi
+check "below another directory" "${snap[@]}" create "$mnt/d/sub" deep
+check "all of the volume, with paths" bash -c "
+    '$KESTREL' snapshot list '$volume' | grep -q '  /d  by-volume' &&
+    '$KESTREL' snapshot list '$volume' | grep -q '  /d/sub  deep' &&
+    '$KESTREL' snapshot list '$volume' | grep -q '  /  whole'"
+check "its removal" "${snap[@]}" remove "$mnt/d/sub" deep
 refuses "a path that leads nowhere" 'no such|not exist' "${snap[@]}" list "$volume:/absent"
 refuses "a path to a file" 'not a directory' "${snap[@]}" list "$volume:/d/sub/g"
 ln -s d "$mnt/link"
@@ -361,7 +360,9 @@ if [ -n "$SERVING" ]; then
     check "diff by URL" prints "$expected" "${snap[@]}" diff "$url:/t" a b
     check "diff by URL, of many names" prints "$expected_many" "${snap[@]}" diff "$url:/many" a b
     check "remove by URL" "${snap[@]}" remove "$url:/t" by-url
-    check "all of the volume by URL" bash -c "'$KESTREL' snapshot list '$url' | grep -q whole"
+    check "all of the volume by URL, with paths" bash -c "
+        '$KESTREL' snapshot list '$url' | grep -q '  /d  by-volume' &&
+        '$KESTREL' snapshot list '$url' | grep -q '  /  whole'"
     (umask 077 && "$KESTREL" token create "$volume" --name viewer --read-only >"$WORK/viewer")
     refuses "a read-only token makes none" 'read-only|not allowed' "${snap[@]}" create "$url:/t" x \
         --token-file "$WORK/viewer"

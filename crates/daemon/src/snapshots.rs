@@ -5,6 +5,7 @@
 //! | `snapshots/answer.rs` | answers to questions about snapshots |
 //! | `snapshots/listing.rs` | pages of names, for `kestrel ls` and `kestrel snapshot diff` |
 //! | `snapshots/named.rs` | the directories, names and snapshots that questions name |
+//! | `snapshots/paths.rs` | paths of directories that are known by number |
 //! | `snapshots/calls.rs` | requests about snapshots, each waited for |
 //! | `snapshots/quotas.rs` | answers to questions about quotas |
 //! | `snapshots/schedule.rs` | schedules: what is due, from the time and the names that are there |
@@ -26,6 +27,7 @@ mod feed;
 pub mod keeper;
 pub mod listing;
 pub mod named;
+mod paths;
 pub mod quotas;
 pub mod record;
 pub mod removals;

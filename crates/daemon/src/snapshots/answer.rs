@@ -28,14 +28,12 @@
 
 use std::sync::Arc;
 
-use kestrel_admin::rows::{self, DirId};
 use kestrel_client::Fs;
 use kestrel_client::fs::unexpected;
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
-use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
@@ -45,6 +43,7 @@ use super::calls::{SnapshotCalls, creds_of, told};
 use super::content::{FileAt, changed_ranges};
 use super::listing::{self, Detail};
 use super::named::{after_of, directory, name_of, shown_name, snapshot_of};
+use super::paths::DirPaths;
 use super::record;
 use super::schedule::SnapshotSchedule;
 use super::trees::summary;
@@ -55,14 +54,11 @@ use crate::logger::utc;
 /// Entries of a directory in one answer.
 const PAGE_ENTRIES: usize = 2048;
 
-/// Most directories above one, when its path is told.
-const DEPTH_MAX: usize = 4096;
-
 /// The volume that questions are about.
 pub struct SnapshotEndpoint<'a> {
     /// Its file system.
     pub fs: &'a Arc<Fs>,
-    /// Its rows, where this process has them: the paths of directories are told then.
+    /// Its rows, where this process has them: the paths of directories are in them.
     pub engine: Option<&'a dyn Engine>,
 }
 
@@ -91,7 +87,7 @@ impl SnapshotEndpoint<'_> {
         match act {
             "create" => {
                 let made = calls.create(dir()?, name("name")?).map_err(|why| told(&why))?;
-                Ok(self.describe(&made, Some(made.dir)))
+                Ok(describe(&made, Some(made.dir), &DirPaths::new(self.engine, &calls)))
             }
             "remove" => calls.remove(dir()?, name("name")?).map_err(|why| told(&why)).map(done),
             "rename" => {
@@ -120,8 +116,8 @@ impl SnapshotEndpoint<'_> {
             _ if act.starts_with("rm-") => removals::answer(&calls, question),
             _ if act.starts_with("trash-") => trash::answer(&calls, question),
             _ if act.starts_with("quota-") => {
-                let path = |dir| path_of(self.engine?, dir);
-                quotas::answer(&calls, &path, question, dir)
+                let paths = DirPaths::new(self.engine, &calls);
+                quotas::answer(&calls, &|dir| paths.path_of(dir), question, dir)
             }
             other => Err(format!(
                 "the serving process does not know snapshot {other:?}; it may be older than this \
@@ -134,25 +130,9 @@ impl SnapshotEndpoint<'_> {
         let is_of_dir = question["dir"].is_u64() || !question["path"].is_null();
         let dir = is_of_dir.then(|| directory(calls, question)).transpose()?;
         let found = calls.list(dir, question["ancestors"] == true).map_err(|why| told(&why))?;
-        let found: Vec<Value> = found.iter().map(|one| self.describe(one, dir)).collect();
+        let paths = DirPaths::new(self.engine, calls);
+        let found: Vec<Value> = found.iter().map(|one| describe(one, dir, &paths)).collect();
         Ok(json!({ "dir": dir, "snapshots": found }))
-    }
-
-    /// A snapshot for programs; the `.snap` of `dir` shows it.
-    fn describe(&self, one: &SnapshotInfo, dir: Option<InodeId>) -> Value {
-        let shown = shown_name(one, dir.unwrap_or(one.dir));
-        let path = self.engine.and_then(|engine| path_of(engine, one.dir));
-        json!({
-            "id": one.id,
-            "dir": one.dir,
-            "path": path.map(|path| path_value(&path)),
-            "name": path_value(one.name.as_bytes()),
-            "shown": path_value(&shown),
-            "created": utc(one.created),
-            "created_ns": one.created,
-            "removing": one.removing,
-            "holds": one.holds.iter().map(|tag| path_value(tag.as_bytes())).collect::<Vec<_>>(),
-        })
     }
 
     /// Shows the schedule of a directory, or sets it for its owner.
@@ -197,21 +177,21 @@ fn hold_told(why: &FsError, act: &str) -> String {
     }
 }
 
-/// The present path of a directory from the root on, if it has one.
-fn path_of(engine: &dyn Engine, mut dir: InodeId) -> Option<Vec<u8>> {
-    let mut names: Vec<Box<[u8]>> = Vec::new();
-    while dir != ROOT {
-        let row = rows::get(engine, Key::new(Table::DirId, dir, b"")).ok()??;
-        let DirId { parent, name } = DirId::decode(&row).ok()?;
-        names.push(name);
-        dir = parent;
-        if names.len() > DEPTH_MAX {
-            return None;
-        }
-    }
-    let parts = names.iter().rev().flat_map(|name| [b"/", &**name]);
-    let path: Vec<u8> = parts.flatten().copied().collect();
-    Some(if path.is_empty() { b"/".to_vec() } else { path })
+/// A snapshot for programs; the `.snap` of `dir` shows it.
+fn describe(one: &SnapshotInfo, dir: Option<InodeId>, paths: &DirPaths<'_>) -> Value {
+    let shown = shown_name(one, dir.unwrap_or(one.dir));
+    let path = paths.path_of(one.dir);
+    json!({
+        "id": one.id,
+        "dir": one.dir,
+        "path": path.map(|path| path_value(&path)),
+        "name": path_value(one.name.as_bytes()),
+        "shown": path_value(&shown),
+        "created": utc(one.created),
+        "created_ns": one.created,
+        "removing": one.removing,
+        "holds": one.holds.iter().map(|tag| path_value(tag.as_bytes())).collect::<Vec<_>>(),
+    })
 }
 
 fn at(question: &Value) -> Option<SnapshotId> {
