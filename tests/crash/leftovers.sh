@@ -64,7 +64,11 @@ says='^leftovers .*(collected every 1 s|being collected).* objects? with'
 check "the status says so to people too" sh -c '"$1" status --verbose "$2" | grep -Eq "$3"' sh \
     "$KESTREL" "$volume" "$says"
 wait "$writer"
-check "a check comes first" "$KESTREL" fsck "$volume"
+exec 7>"$mnt/orphan"
+rm "$mnt/orphan"
+check "a check comes first, and tells of a removed file that is open" \
+    prints '^removed, but still open: 1 files of ' "$KESTREL" fsck "$volume"
+exec 7>&-
 check "and a collection" "$KESTREL" gc "$volume"
 runs=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["leftovers"]["runs"])' \
     "$WORK/status.json")

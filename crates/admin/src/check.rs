@@ -131,6 +131,10 @@ pub struct Totals {
     pub dirs: u64,
     /// Bytes: sizes of all files.
     pub bytes: u64,
+    /// Files without a name: removed while they were open, and not closed since.
+    pub orphans: u64,
+    /// Bytes: sizes of them.
+    pub orphan_bytes: u64,
     /// Rows read.
     pub rows: u64,
     /// Objects that files refer to.
@@ -294,8 +298,6 @@ struct World {
     duplicates: IdSet,
     /// References to inodes without a record.
     dangling: IdSet,
-    /// Files without a name that count none.
-    open_unlinked: u64,
     /// Newest commit timestamp of any inode.
     newest_change: u64,
     /// Inodes with damaged records: nothing can be reported about what belongs to them.

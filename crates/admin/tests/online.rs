@@ -381,5 +381,7 @@ fn what_may_be_on_its_way_is_not_leaked() {
     volume.apply(vec![put(Table::Link, 30, &[], encode_inode(&orphan))]);
     assert_eq!(live_findings(&volume, 0, || {}).0, []);
     assert_eq!(volume.kinds(), [FindingKind::OpenUnlinked]);
+    let (_, totals) = volume.check();
+    assert_eq!((totals.orphans, totals.orphan_bytes), (1, orphan.size));
     assert_eq!(FindingKind::OpenUnlinked.severity(), Severity::Info);
 }

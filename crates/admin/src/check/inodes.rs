@@ -285,7 +285,8 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
             // A clone has not given it all its names.
             (names, nlink) if missing > 0 && names.saturating_add(missing) == nlink => {}
             (0, 0) => {
-                world.open_unlinked += 1;
+                check.totals.orphans += 1;
+                check.totals.orphan_bytes = check.totals.orphan_bytes.wrapping_add(inode.size);
                 // Of a volume in use it is open now, as it may be.
                 if check.live.is_none() {
                     let detail =

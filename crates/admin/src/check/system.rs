@@ -48,7 +48,7 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     ceiling(check, CLOCK, newest)?;
     root_dir_id(check)?;
     lease(check)?;
-    usage(check, world)
+    usage(check)
 }
 
 /// Where it is missing no start has promised clients anything.
@@ -103,13 +103,13 @@ fn root_dir_id(check: &mut Check<'_>) -> Result<(), EngineError> {
 
 /// The record of a clean stop spares the next start to add everything up and to look for open files
 /// without a name: it must be right. Without it the start does both.
-fn usage(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
+fn usage(check: &mut Check<'_>) -> Result<(), EngineError> {
     let key = Key::new(Table::System, 0, USAGE);
     let Some(stored) = get(check.engine, key.clone())? else { return Ok(()) };
     let totals = &check.totals;
     let found = [totals.files, totals.dirs - 1, totals.bytes].map(u64::cast_signed);
     let detail = match decode_usage(&stored) {
-        Ok(recorded) if recorded == found && world.open_unlinked == 0 => return Ok(()),
+        Ok(recorded) if recorded == found && check.totals.orphans == 0 => return Ok(()),
         // It counts what clones have not been given yet.
         Ok(_) if check.clones.has_pending() => return Ok(()),
         Ok(recorded) if recorded == found => {

@@ -275,6 +275,11 @@ fn print_summary(args: &FsckArgs, done: &Value, findings: &[Value]) {
         count(number("stored_objects")),
         bytes(number("stored_bytes"))
     );
+    // At rest each of them is a finding.
+    if number("orphans") > 0 && done["counts"]["open-unlinked"].is_null() {
+        let (orphans, size) = (count(number("orphans")), bytes(number("orphan_bytes")));
+        println!("removed, but still open: {orphans} files of {size}");
+    }
     if args.data {
         println!("{} of stored data verified", bytes(number("verified_bytes")));
         if number("archived_bytes") > 0 {

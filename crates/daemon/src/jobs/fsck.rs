@@ -106,6 +106,8 @@ pub fn summary(totals: &Totals, repaired: u64) -> Value {
         "files": totals.files,
         "directories": totals.dirs,
         "bytes": totals.bytes,
+        "orphans": totals.orphans,
+        "orphan_bytes": totals.orphan_bytes,
         "rows": totals.rows,
         "objects": totals.objects,
         "referenced_bytes": totals.referenced_bytes,
