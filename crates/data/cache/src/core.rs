@@ -1,5 +1,6 @@
 //! What the parts of a cached store share.
 
+use std::io;
 use std::sync::Arc;
 
 use kestrel_blockstore::BlockStore;
@@ -39,6 +40,28 @@ impl Core {
     pub fn disk_for(&self, object: ObjectId) -> Option<&Arc<Disk>> {
         let in_service = self.disks.iter().filter(|disk| disk.is_in_service(Side::Read));
         in_service.max_by_key(|disk| disk.rank(object))
+    }
+
+    /// What opens a file; if the process has no descriptors left, after closing cache files.
+    pub fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match open() {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.table.close_files();
+                open()
+            }
+            opened => opened,
+        }
+    }
+
+    /// Drops a cache file of which a page is damaged, and none is known to be the object's.
+    pub fn drop_file(&self, object: &Object, disk: &Disk) -> io::Result<()> {
+        object.state.lock().forget_file();
+        self.stats.corrupt.add(1);
+        log::warn!(
+            "object {:016x}: its cache file holds something else, or is damaged: dropped",
+            object.id
+        );
+        disk.remove_file(object.id).map(drop)
     }
 
     /// Whether these bytes of an object can be cached at all.

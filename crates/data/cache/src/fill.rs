@@ -105,15 +105,15 @@ impl Core {
         if !disk.has_room(bytes)? {
             return Ok(false);
         }
-        let mut file = self.create_file(object, disk)?;
-        let mut was_empty = file.metadata()?.len() == 0;
+        let create = || {
+            let file = self.with_descriptors(|| disk.create_file(object.id))?;
+            let is_empty = file.metadata()?.len() == 0;
+            io::Result::Ok((Arc::new(file), is_empty))
+        };
+        let (mut file, mut was_empty) = create()?;
         if !was_empty && !self.is_own_file(object, &file)? {
-            self.stats.corrupt.add(1);
-            log::warn!("object {:016x}: its cache file holds something else: dropped", object.id);
-            object.state.lock().forget_file();
-            disk.remove_file(object.id)?;
-            file = self.create_file(object, disk)?;
-            was_empty = file.metadata()?.len() == 0;
+            self.drop_file(object, disk)?;
+            (file, was_empty) = create()?;
         }
         crash::point("cache.fill.before-write");
         let owner = self.owner(object.id);
@@ -149,17 +149,6 @@ impl Core {
         drop(state);
         self.table.opened(object);
         Ok(true)
-    }
-
-    fn create_file(&self, object: &Object, disk: &Disk) -> io::Result<Arc<File>> {
-        let created = match disk.create_file(object.id) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.table.close_files();
-                disk.create_file(object.id)
-            }
-            other => other,
-        };
-        created.map(Arc::new)
     }
 
     /// Whether what is in a cache file is the object's, as far as its first page with a trailer

@@ -155,13 +155,7 @@ impl Core {
             return Ok(());
         }
         // By name, also if it is open: it may have been evicted and made again.
-        let opened = match disk.open_file(object.id) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                self.table.close_files();
-                disk.open_file(object.id)?
-            }
-            other => other?,
-        };
+        let opened = self.with_descriptors(|| disk.open_file(object.id))?;
         let Some(file) = opened.map(Arc::new) else {
             object.state.lock().looked_in_vain(writes, now);
             return Ok(());
@@ -181,23 +175,19 @@ impl Core {
                 continue;
             }
             let is_proven = state.is_file_proven;
-            if !is_proven {
-                // Perhaps all of it is another object's, or another volume's: once a page of ours
-                // is in it, that would be taken for ours, too.
-                state.forget_file();
-            }
             drop(state);
-            self.stats.corrupt.add(1);
-            let what =
-                if is_proven { "dropped" } else { "the file is dropped, none of it is proven" };
-            log::warn!(
-                "object {:016x}: page {page} of its cache file is damaged: {what}",
-                object.id
-            );
             let begun = Instant::now();
-            let removed = match is_proven {
-                true => disk.remove_page(object.id, page),
-                false => disk.remove_file(object.id).map(drop),
+            // Perhaps all of it is another object's, or another volume's: once a page of ours is in
+            // it, that would be taken for ours, too.
+            let removed = if is_proven {
+                self.stats.corrupt.add(1);
+                log::warn!(
+                    "object {:016x}: page {page} of its cache file is damaged: dropped",
+                    object.id
+                );
+                disk.remove_page(object.id, page)
+            } else {
+                self.drop_file(object, disk)
             };
             if removed.is_err() {
                 disk.note(Side::Write, begun, &removed);
