@@ -4,19 +4,21 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use kestrel_admin::rows::{self, DirId};
-use kestrel_client::fs::into_inode;
+use kestrel_client::fs::{into_inode, unexpected};
 use kestrel_engine::Engine;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Op, READDIR_ENTRIES_MAX};
 
 use super::calls::SnapshotCalls;
 
-/// Most directories above one, when its path is told.
-const DEPTH_MAX: usize = 4096;
+/// Directories above each other where more would be damage.
+pub(super) const DEPTH_MAX: usize = 4096;
 
-/// Most pages of a directory that are read to find a name in it.
-const PAGES_MAX: usize = 64;
+/// Most names of a directory that are read to find one of them.
+const NAMES_READ_MAX: usize = 256 * 1024;
 
 /// The directory above, and the name in it.
 type Place = (InodeId, Box<[u8]>);
@@ -66,21 +68,46 @@ impl<'a> DirPaths<'a> {
         Some((parent, name))
     }
 
-    /// Nothing but the listing of the directory above tells a name.
     fn by_requests(&self, dir: InodeId) -> Option<Place> {
-        let parent = self.calls.ask(None, Op::Parent(dir)).and_then(into_inode).ok()?.ino;
-        let mut after = None;
-        for _ in 0..PAGES_MAX {
-            let op = Op::ReadDir { dir: parent, after, limit: READDIR_ENTRIES_MAX, check: true };
-            let Ok(Answer::Entries { entries, end, .. }) = self.calls.ask(None, op) else { break };
-            if let Some(entry) = entries.iter().find(|entry| entry.ino == dir) {
-                return Some((parent, entry.name.as_bytes().into()));
-            }
-            if end {
-                break;
-            }
-            after = entries.last().map(|entry| entry.name.clone());
-        }
-        None
+        let parent = parent_of(self.calls, dir).ok()??;
+        let name = name_in(self.calls, parent, dir).ok()??;
+        Some((parent, name.as_bytes().into()))
     }
+}
+
+/// The directory above a directory; none if it is no more.
+pub(super) fn parent_of(calls: &SnapshotCalls<'_>, dir: InodeId) -> FsResult<Option<InodeId>> {
+    match calls.ask(None, Op::Parent(dir)).and_then(into_inode) {
+        Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => Ok(None),
+        above => above.map(|above| Some(above.ino)),
+    }
+}
+
+/// The name of a directory in the one above; none if it is not there, or that would take too long
+/// to find. No row that a client may read leads from the number of a directory to its name, so the
+/// directory above is read.
+pub(super) fn name_in(
+    calls: &SnapshotCalls<'_>,
+    above: InodeId,
+    dir: InodeId,
+) -> FsResult<Option<Name>> {
+    let (mut after, mut read) = (None, 0);
+    while read < NAMES_READ_MAX {
+        let op = Op::ReadDir { dir: above, after, limit: READDIR_ENTRIES_MAX, check: true };
+        let (entries, end) = match calls.ask(None, op) {
+            Ok(Answer::Entries { entries, end, .. }) => (entries, end),
+            Ok(other) => return Err(unexpected(&other)),
+            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => return Ok(None),
+            Err(why) => return Err(why),
+        };
+        read += entries.len();
+        after = entries.last().map(|entry| entry.name.clone());
+        if let Some(found) = entries.into_iter().find(|entry| entry.ino == dir) {
+            return Ok(Some(found.name));
+        }
+        if end || after.is_none() {
+            break;
+        }
+    }
+    Ok(None)
 }

@@ -23,21 +23,13 @@ use serde_json::{Value, json};
 use super::calls::SnapshotCalls;
 use super::listing::word_of;
 use super::named::{after_of, name_of};
+use super::paths::{DEPTH_MAX, name_in, parent_of};
 use super::removals::may_leave;
 use crate::ask::{path_bytes, path_value};
 use crate::logger::{utc, utc_of_seconds};
 
 /// Entries of one page.
 const PAGE_ENTRIES: usize = 1024;
-
-/// Most names of a directory that are read to find one of them.
-const NAMES_READ_MAX: usize = 256 * 1024;
-
-/// Names that are read at once.
-const NAMES_AT_ONCE: usize = 4096;
-
-/// Directories above each other where more would be damage.
-const DEPTH_MAX: usize = 4096;
 
 /// Answers a question.
 ///
@@ -108,8 +100,7 @@ impl Trail {
     }
 }
 
-/// Finds where directories are. No row that a client may read leads from the number of a directory
-/// to its name, so the directory above is read.
+/// Finds where directories are.
 struct Trails<'a, 'c> {
     calls: &'a SnapshotCalls<'c>,
     kept: Option<InodeId>,
@@ -125,6 +116,7 @@ impl<'a, 'c> Trails<'a, 'c> {
 
     /// Where a directory is; `None` if it is nowhere, or that would take too long to find.
     fn of(&mut self, dir: InodeId) -> FsResult<Option<Trail>> {
+        let root = SnapshotCalls::as_root(self.calls.fs());
         let (mut at, mut passed) = (dir, Vec::new());
         let mut trail = loop {
             if let Some(known) = self.known.get(&at) {
@@ -133,11 +125,7 @@ impl<'a, 'c> Trails<'a, 'c> {
             if passed.len() > DEPTH_MAX {
                 break None;
             }
-            let root = SnapshotCalls::as_root(self.calls.fs());
-            let above = match root.ask(None, Op::Parent(at)).and_then(into_inode) {
-                Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => break None,
-                above => above?.ino,
-            };
+            let Some(above) = parent_of(&root, at)? else { break None };
             if Some(above) == self.kept {
                 let here = Trail { item: Some(at), path: Vec::new() };
                 self.known.insert(at, Some(here.clone()));
@@ -148,33 +136,13 @@ impl<'a, 'c> Trails<'a, 'c> {
         };
         while let Some((at, above)) = passed.pop() {
             let name = match trail {
-                Some(_) => self.name_in(above, at)?,
+                Some(_) => name_in(&root, above, at)?,
                 None => None,
             };
             trail = trail.zip(name).map(|(trail, name)| trail.below(name.as_bytes()));
             self.known.insert(at, trail.clone());
         }
         Ok(trail)
-    }
-
-    /// The name of a directory in the one above.
-    fn name_in(&self, above: InodeId, dir: InodeId) -> FsResult<Option<Name>> {
-        let (mut after, mut read) = (None, 0);
-        while read < NAMES_READ_MAX {
-            let (entries, end) = match self.calls.fs().names_of(above, after, NAMES_AT_ONCE) {
-                Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => return Ok(None),
-                page => page?,
-            };
-            read += entries.len();
-            after = entries.last().map(|entry| entry.name.clone());
-            if let Some(found) = entries.into_iter().find(|entry| entry.ino == dir) {
-                return Ok(Some(found.name));
-            }
-            if end || after.is_none() {
-                return Ok(None);
-            }
-        }
-        Ok(None)
     }
 }
 
