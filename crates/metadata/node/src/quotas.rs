@@ -490,9 +490,9 @@ impl Charges {
         }
     }
 
-    /// How many rows [`Charges::rows`] adds, about.
-    pub fn rows_len(&self) -> usize {
-        self.used.iter().filter(|at| self.known[at.0].own != QuotaUsage::default()).count()
+    /// How many quotas the batch has charged.
+    pub fn len(&self) -> usize {
+        self.used.len()
     }
 
     /// Adds the rows of a batch of this worker.
