@@ -175,6 +175,13 @@ def take_away(scratch):
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def timed(call, *arguments):
+    """Seconds that a call takes."""
+    begun = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - begun
+
+
 @contextlib.contextmanager
 def scratch_for(out):
     """A directory for a benchmark that will report to `out`; nothing of it stays."""

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 
-from common import KESTREL, Local, bars, conclude, options_of, run, scratch_for
+from common import KESTREL, Local, bars, conclude, options_of, run, scratch_for, timed
 
 # Seconds until the prompt, files a second until the rows are gone, and how much slower other
 # processes may be: the bars of the issue.
@@ -29,12 +29,6 @@ def fill(top, count):
             directory = f"{top}/{number // 100}"
             os.makedirs(directory)
         os.close(os.open(f"{directory}/{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-
-
-def timed(*command):
-    begun = time.perf_counter()
-    run(*command)
-    return time.perf_counter() - begun
 
 
 def wait_gone(path):
@@ -61,11 +55,11 @@ def measured(mount, count, rounds):
     for number in range(rounds):
         fill(f"{mount}/tree", count)
         begun = time.perf_counter()
-        found["prompt"].append(timed(KESTREL, "rm", "-r", f"{mount}/tree"))
+        found["prompt"].append(timed(run, KESTREL, "rm", "-r", f"{mount}/tree"))
         wait_gone(f"{mount}/.trash/removing")
         found["rows gone"].append(time.perf_counter() - begun)
         fill(f"{mount}/tree", count)
-        found["rm, mount"].append(timed("rm", "-r", f"{mount}/tree"))
+        found["rm, mount"].append(timed(run, "rm", "-r", f"{mount}/tree"))
         rates["alone"].append(creates(f"{mount}/alone{number}"))
         fill(f"{mount}/tree", count)
         run(KESTREL, "rm", "-r", f"{mount}/tree")
@@ -85,8 +79,8 @@ def kept(mount, count, rounds):
     for _ in range(rounds):
         fill(f"{top}/tree", count)
         for how, removal in (("prompt", (KESTREL, "rm", "-r")), ("rm", ("rm", "-r"))):
-            found[f"kept, {how}"].append(timed(*removal, f"{top}/tree"))
-            found[f"restored, {how}"].append(timed(KESTREL, "trash", "restore", f"{top}/tree"))
+            found[f"kept, {how}"].append(timed(run, *removal, f"{top}/tree"))
+            found[f"restored, {how}"].append(timed(run, KESTREL, "trash", "restore", f"{top}/tree"))
         run("mv", f"{top}/tree", f"{mount}/tree")
         run(KESTREL, "rm", "-r", "--eager", f"{mount}/tree")
     return found
@@ -106,7 +100,7 @@ def rows_of(scratch, count, rounds):
     found["rm, local"] = []
     for _ in range(rounds):
         fill(f"{local}/tree", count)
-        found["rm, local"].append(timed("rm", "-r", f"{local}/tree"))
+        found["rm, local"].append(timed(run, "rm", "-r", f"{local}/tree"))
     rows = [
         {"what": what, "files": count, "rounds": rounds, "seconds": statistics.median(taken)}
         for what, taken in found.items()

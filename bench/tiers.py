@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 
-from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
+from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for, timed
 from store import Store, Volume
 
 SMALL = 64 << 10
@@ -32,12 +32,6 @@ def write(directory, count, size=SMALL):
         with open(f"{directory}/{number}", "wb") as file:
             file.write(os.urandom(size))
     run("sync", "-f", directory)
-
-
-def timed(*command):
-    begun = time.perf_counter()
-    run(*command)
-    return time.perf_counter() - begun
 
 
 def clone(source, target):
@@ -74,7 +68,7 @@ def in_store(scratch, count, rounds):
 
     def requests(what, command):
         store.counts()
-        note(what, timed(*command))
+        note(what, timed(run, *command))
         counts = store.counts()
         taken[f"{what}: requests"] = [sum(counts["requests"].values())]
         taken[f"{what}: MB"] = [(counts["bytes_up"] + counts["bytes_down"]) / 1e6]
@@ -125,11 +119,11 @@ def in_directories(scratch, count, rounds):
         tree = f"{mount}/tree"
         write(tree, count)
         for number in range(rounds):
-            copied = timed("cp", "-a", f"{volume}/objects", f"{scratch}/plain{number}")
-            taken["directory: cp of the objects"].append(copied + timed("sync", "-f", scratch))
+            copied = timed(run, "cp", "-a", f"{volume}/objects", f"{scratch}/plain{number}")
+            taken["directory: cp of the objects"].append(copied + timed(run, "sync", "-f", scratch))
             run("rm", "-rf", f"{scratch}/plain{number}")
             run(KESTREL, "policy", "set", tree, "tier=archive")
-            taken["directory: migrate"].append(timed(KESTREL, "tier", "migrate", tree))
+            taken["directory: migrate"].append(timed(run, KESTREL, "tier", "migrate", tree))
             run(KESTREL, "policy", "set", tree, "tier=standard")
             run(KESTREL, "tier", "migrate", tree)
     finally:

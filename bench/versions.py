@@ -28,7 +28,7 @@ import statistics
 import tempfile
 import time
 
-from common import KESTREL, Local, Null, Server, conclude, options_of, run, scratch_for
+from common import KESTREL, Local, Null, Server, conclude, options_of, run, scratch_for, timed
 
 OPERATIONS = ("create", "stat", "overwrite", "rename", "unlink")
 DIRECTORY_FILES = 1000
@@ -314,20 +314,13 @@ def removal(scratch, count, snapshots):
     }
 
 
-def timed(call):
-    """How long it takes, microseconds."""
-    begun = time.perf_counter()
-    call()
-    return (time.perf_counter() - begun) * 1e6
-
-
 def clones(scratch, count, rounds):
     """Clones of a directory of so many files. Each round lists another directory, the last ones:
     nobody has listed it before, and the process that fills clones has not come to it yet."""
     found = {}
 
-    def note(side, what, files, taken):
-        found.setdefault((side, what, files), []).append(taken)
+    def note(side, what, files, *call):
+        found.setdefault((side, what, files), []).append(timed(*call) * 1e6)
 
     with on(Volume, scratch) as volume, on(Local, scratch) as local:
         for system in (volume, local):
@@ -338,14 +331,13 @@ def clones(scratch, count, rounds):
         for number in range(rounds):
             clone, eager = f"{volume.dir}/clone{number}", f"{volume.dir}/eager{number}"
             directory = f"d{max(0, last - 1 - number)}"
-            note("kestrel", "listing of the source", one, timed(lambda: walk(f"{top}/{directory}")))
-            note("kestrel", "clone", count, timed(lambda: run(KESTREL, "clone", top, clone)))
-            note("kestrel", "first touch", one, timed(lambda: walk(f"{clone}/{directory}")))
-            command = (KESTREL, "clone", "--eager", top, eager)
-            note("kestrel", "clone --eager", count, timed(lambda: run(*command)))
+            note("kestrel", "listing of the source", one, walk, f"{top}/{directory}")
+            note("kestrel", "clone", count, run, KESTREL, "clone", top, clone)
+            note("kestrel", "first touch", one, walk, f"{clone}/{directory}")
+            note("kestrel", "clone --eager", count, run, KESTREL, "clone", "--eager", top, eager)
         for side, system in (("kestrel", volume), ("local", local)):
             copy = ("cp", "-a", "--reflink=auto", f"{system.dir}/top", f"{system.dir}/copy")
-            note(side, "cp -a --reflink", count, timed(lambda: run(*copy)))
+            note(side, "cp -a --reflink", count, run, *copy)
     rows = []
     for (side, what, files), us in found.items():
         row = {"side": side, "what": what, "files": files, "us": statistics.median(us)}
