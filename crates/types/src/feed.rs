@@ -7,7 +7,7 @@
 
 use crate::clock::Nanos;
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
-use crate::ids::InodeId;
+use crate::ids::{InodeId, NodeId};
 use crate::inode::Kind;
 use crate::key::{Key, Table};
 
@@ -104,18 +104,32 @@ pub struct FeedEvent {
 /// Bytes of a position.
 pub const POSITION_BYTES: usize = 14;
 
+/// Numbers that a node has for its workers: [`FeedPosition::worker`].
+const WORKERS_A_NODE: u16 = 32;
+
 /// Position of an event in a feed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FeedPosition {
     /// Timestamp of the change.
     pub stamp: u64,
-    /// The worker that made it.
+    /// The worker that made it: 32 × the number of its node, which is 0 of a volume that is not
+    /// shared, + its number there, at most 31.
     pub worker: u16,
     /// Number of the event among those of the batch.
     pub number: u32,
 }
 
 impl FeedPosition {
+    /// The worker with this number, at the node with that one; 0 of a volume that is not shared.
+    pub const fn worker_of(node: NodeId, worker: usize) -> u16 {
+        node as u16 * WORKERS_A_NODE + worker as u16 % WORKERS_A_NODE
+    }
+
+    /// The node that made the event; 0 if the volume was not shared then.
+    pub const fn node(self) -> NodeId {
+        (self.worker / WORKERS_A_NODE) as NodeId
+    }
+
     /// The last position with this timestamp.
     pub const fn end_of(stamp: u64) -> Self {
         Self { stamp, worker: u16::MAX, number: u32::MAX }
@@ -178,13 +192,17 @@ pub struct FeedPage {
     pub more: bool,
 }
 
+/// Suffixes of marks of nodes begin with this: events have timestamps below 2^63.
+pub const MARKS_OF_NODES: u8 = 0xff;
+
 /// What a row of table `feed` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedRow {
     /// Since when there is a feed of the directory: [`encode_feed_mark`].
     Start,
-    /// Up to when events have been removed: [`encode_feed_mark`].
-    Trimmed,
+    /// Up to when a node has removed events, 0 where the volume is not shared:
+    /// [`encode_feed_mark`].
+    Trimmed(NodeId),
     /// An event: [`FeedEvent::encode`].
     Event(FeedPosition),
 }
@@ -195,12 +213,26 @@ impl FeedRow {
         Key::new(Table::Feed, dir, &self.suffix())
     }
 
-    /// Rest of its key. [`FeedRow::Start`] comes first, events come in their order.
+    /// Rest of its key. [`FeedRow::Start`] comes first, events come in their order, marks of nodes
+    /// after them ([`MARKS_OF_NODES`]).
     pub fn suffix(self) -> Vec<u8> {
         match self {
             Self::Start => Vec::new(),
-            Self::Trimmed => vec![0],
+            Self::Trimmed(0) => vec![0],
+            Self::Trimmed(node) => {
+                let [high, low] = (node as u16).to_be_bytes();
+                vec![MARKS_OF_NODES, high, low]
+            }
             Self::Event(position) => position.to_bytes().to_vec(),
+        }
+    }
+
+    /// The node with the number that an event or a mark bears; 0 if it bears none.
+    pub fn node_of(suffix: &[u8]) -> NodeId {
+        match Self::of(suffix) {
+            Some(Self::Event(position)) => position.node(),
+            Some(Self::Trimmed(node)) => node,
+            Some(Self::Start) | None => 0,
         }
     }
 
@@ -208,7 +240,11 @@ impl FeedRow {
     pub fn of(suffix: &[u8]) -> Option<Self> {
         match suffix {
             [] => Some(Self::Start),
-            [0] => Some(Self::Trimmed),
+            [0] => Some(Self::Trimmed(0)),
+            [MARKS_OF_NODES, high, low] => {
+                let node = NodeId::from(u16::from_be_bytes([*high, *low]));
+                Some(Self::Trimmed(node)).filter(|_| node > 0)
+            }
             suffix if suffix.len() == POSITION_BYTES => {
                 FeedPosition::decode_from(&mut Reader::new(suffix)).ok().map(Self::Event)
             }
@@ -377,17 +413,27 @@ mod tests {
             let _ = (FeedEvent::decode(&bytes), decode_feed_mark(&bytes), FeedRow::of(&bytes));
         }
 
-        /// Keys of events are in the order of their positions, after the two records.
+        /// Keys of events are in the order of their positions, after the two records of a volume
+        /// that is not shared, and before those of nodes.
         #[test]
-        fn rows_in_order(a in any::<(u64, u16, u32)>(), b in any::<(u64, u16, u32)>()) {
-            let position =
-                |(stamp, worker, number)| FeedPosition { stamp: 1 << 56 | stamp, worker, number };
+        fn rows_in_order(
+            a in (1u64 << 56..1 << 63, 0u32..1024, 0usize..32, any::<u32>()),
+            b in (1u64 << 56..1 << 63, 0u32..1024, 0usize..32, any::<u32>()),
+            node in 1u32..1024,
+        ) {
+            let position = |(stamp, node, worker, number)| {
+                let worker = FeedPosition::worker_of(node, worker);
+                FeedPosition { stamp, worker, number }
+            };
+            prop_assert_eq!(FeedRow::node_of(&FeedRow::Event(position(a)).suffix()), a.1);
             let (a, b) = (position(a), position(b));
             let (row, other) = (FeedRow::Event(a), FeedRow::Event(b));
             prop_assert_eq!(row.suffix().cmp(&other.suffix()), a.cmp(&b));
-            prop_assert!(FeedRow::Start.suffix() < FeedRow::Trimmed.suffix());
-            prop_assert!(FeedRow::Trimmed.suffix() < row.suffix());
-            for row in [FeedRow::Start, FeedRow::Trimmed, row] {
+            let (trimmed, of_node) = (FeedRow::Trimmed(0), FeedRow::Trimmed(node));
+            prop_assert!(FeedRow::Start.suffix() < trimmed.suffix());
+            prop_assert!(trimmed.suffix() < row.suffix() && row.suffix() < of_node.suffix());
+            prop_assert_eq!(FeedRow::node_of(&of_node.suffix()), node);
+            for row in [FeedRow::Start, trimmed, of_node, row] {
                 prop_assert_eq!(FeedRow::of(&row.suffix()), Some(row));
             }
         }

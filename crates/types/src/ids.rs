@@ -11,6 +11,9 @@ pub type ObjectId = u64;
 /// nothing.
 pub type Position = u64;
 
+/// Number of a metadata node. Given once, never reused within a cluster.
+pub type NodeId = u32;
+
 /// The root directory of every volume.
 pub const ROOT: InodeId = 1;
 

@@ -22,9 +22,10 @@ pub mod exceptions;
 mod map;
 pub mod slot_map;
 
+pub use crate::ids::NodeId;
 pub use exceptions::{Exceptions, Rule};
 pub use map::{Owner, PLACEMENT_BYTES_MAX, PlacementError, PlacementMap};
-pub use slot_map::{Member, NodeId, SlotMap};
+pub use slot_map::{Member, SlotMap};
 
 use crate::ids::{InodeId, ObjectId};
 

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{SLOTS, Slot};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
-
-/// Number of a metadata node. Given once, never reused within a cluster.
-pub type NodeId = u32;
+use crate::ids::NodeId;
 
 /// Most nodes of a cluster.
 pub const MEMBERS_MAX: usize = 1024;
