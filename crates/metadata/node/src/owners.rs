@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::feed::FeedRow;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, is_history_share, maker_of_id};
@@ -420,7 +421,12 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             Some((of, _)) => owner(placement, me, of.table, of.id, of.suffix),
             None => me,
         },
-        Table::System | Table::Txn | Table::Reap | Table::Clone | Table::Quota | Table::Feed => me,
+        // An event stays where it was made; when a feed began, its directory's home knows.
+        Table::Feed => match FeedRow::node_of(suffix) {
+            0 => placement.home_of(id).id,
+            node => has_shares_of(placement, node),
+        },
+        Table::System | Table::Txn | Table::Reap | Table::Clone | Table::Quota => me,
     }
 }
 

@@ -301,7 +301,6 @@ fn attempt(
         (None, None) => ops::execute(&mut view, &job.request),
     };
     if !dry
-        && view.core.feeds.in_use()
         && result.is_ok()
         && let Err(stop) = view.note_feed_events(&job.request)
     {

@@ -549,6 +549,12 @@ impl BatchRows {
         })
     }
 
+    /// Whether the operation that ran has changed anything.
+    #[inline]
+    pub fn has_changes(&self) -> bool {
+        !self.journal.is_empty()
+    }
+
     /// The operation that ran is complete: its changes stay. Whether there were any.
     #[inline]
     pub fn keep(&mut self) -> bool {

@@ -98,6 +98,12 @@ impl Stop {
     }
 }
 
+impl From<FsError> for Stop {
+    fn from(why: FsError) -> Self {
+        Self::Fail(why)
+    }
+}
+
 /// Result of an operation or a part of one.
 pub type Run<T> = Result<T, Stop>;
 

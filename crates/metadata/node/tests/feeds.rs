@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,10 +16,11 @@ use common::rules::{create, fixture, lookup, mkdir, rename};
 use common::{Fixture, at, config, name, stress, user};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
+use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion, merge};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies};
 use kestrel_model::{FeedMirror, NamesBelow};
 use kestrel_types::clock::{Clock, SECOND};
-use kestrel_types::feed::{FeedEvent, FeedId, FeedPage, FeedPosition, FeedStart};
+use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedId, FeedPage, FeedPosition, FeedStart};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
@@ -300,7 +303,10 @@ fn retention() {
     f.inode(make("t/a"));
     f.clock.advance(HOUR);
     f.inode(make("t/b"));
-    let trim = |f: &Fixture| while f.node.trim_feeds(f.clock.now()).unwrap() {};
+    let trim = |f: &Fixture| {
+        let hours_of = &mut |dir| f.node.feed_hours(dir);
+        while f.node.trim_feeds(f.clock.now(), hours_of).unwrap() {}
+    };
     trim(&f);
     assert_eq!(told(&f, dir, start).0, ["create a", "create b"]);
     f.clock.advance(HOUR + SECOND);
@@ -602,4 +608,62 @@ fn replay_beside_threads() {
         reader.compare(&f.node);
         f.check();
     }
+}
+
+/// A reader of pages that are made of the parts of several nodes gets every event once and in
+/// order, whatever each node has, and however far it is.
+#[test]
+fn pages_of_several_nodes() {
+    proptest!(|(
+        stamps in prop::collection::vec((1u64..60, 1u32..4), 0..60),
+        limits in prop::collection::vec(1u32..9, 1..4),
+        seed in any::<u64>(),
+    )| {
+        let event = |ino| FeedEvent {
+            kind: FeedEventKind::Create,
+            ino,
+            file: Kind::File,
+            path: (*b"f").into(),
+            to: None,
+        };
+        // What each node has recorded in the end.
+        let mut recorded: BTreeMap<FeedPosition, (u32, FeedEvent)> = BTreeMap::new();
+        for (number, (stamp, node)) in stamps.iter().enumerate() {
+            let worker = FeedPosition::worker_of(*node, 1);
+            let position = FeedPosition { stamp: *stamp, worker, number: number as u32 };
+            recorded.insert(position, (*node, event(number as u64)));
+        }
+        let mut random = seed;
+        let mut below = |most: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % most
+        };
+        let place = FeedPlace { feed: 7, path: Box::default() };
+        let (mut read, mut from, mut now) = (Vec::new(), FeedStart::Oldest, 0);
+        for round in 0..400 {
+            now = (now + below(8)).min(70);
+            let limit = limits[round % limits.len()];
+            let asked = FeedQuestion::new(place.clone(), from, limit);
+            let parts: Vec<FeedPart> = (1..4).map(|node| {
+                let complete = if now == 70 { now } else { now + below(6) };
+                let looked_at = 1 + below(5) as usize;
+                let mut own = recorded
+                    .range((Bound::Excluded(asked.after), Bound::Unbounded))
+                    .take_while(|(position, _)| **position <= FeedPosition::end_of(complete))
+                    .filter(|(_, (of, _))| *of == node)
+                    .map(|(position, (_, event))| (*position, event.clone()));
+                let events: Vec<_> = own.by_ref().take(looked_at).collect();
+                let more = own.next().and_then(|_| events.last().map(|(last, _)| *last));
+                FeedPart { complete, events, more, ..FeedPart::default() }
+            }).collect();
+            let page = merge(&asked, from, parts).unwrap();
+            prop_assert!(page.events.len() <= limit as usize);
+            read.extend(page.events.into_iter().map(|(position, _)| position));
+            from = FeedStart::After(page.feed, page.next);
+            if now == 70 && !page.more {
+                break;
+            }
+        }
+        prop_assert!(read.iter().eq(recorded.keys()), "{read:?} of {recorded:?}");
+    });
 }

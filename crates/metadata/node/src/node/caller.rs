@@ -71,6 +71,9 @@ impl Node {
                 }
                 None => return hand_back(request, sink, NotAloneReason::Away),
             },
+            Op::FeedRead { .. } if table.as_ref().is_some_and(|table| !table.is_alone()) => {
+                return hand_back(request, sink, NotAloneReason::Away);
+            }
             _ => self.answer(&request, &mut wait),
         };
         if let (

@@ -8,6 +8,7 @@ use std::time::Instant;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::codec::Reader;
 use kestrel_types::error::FsResult;
+use kestrel_types::feed::FeedRow;
 use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Table, number_of};
@@ -18,6 +19,7 @@ use kestrel_types::stat::DirStat;
 use super::dispatch::AllWorkers;
 use super::{Node, NodeConfig, RootAttr};
 use crate::effects::{Mark, OpenChange};
+use crate::feeds::FeedPlace;
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::ops;
@@ -49,6 +51,8 @@ pub enum Ran {
     Stopped,
     /// It makes a snapshot, and nothing is in the way of that.
     Cut,
+    /// It reads a change feed: this one, of which all nodes have a part.
+    Feed(FeedPlace),
     /// It has ended.
     Ended(Box<Ended>),
 }
@@ -100,6 +104,9 @@ pub struct Ended {
     pub opens: Vec<OpenChange>,
     /// Records of snapshots that it writes, at the leader.
     pub snapshots: Vec<SnapshotInfo>,
+    /// Events of change feeds, which the leader keeps. Their timestamps are for the decision to say
+    /// ([`Node::stamp_feed_events`]).
+    pub feed_events: Vec<Mutation>,
 }
 
 impl Ended {
@@ -113,6 +120,7 @@ impl Ended {
             wait: 0,
             opens: Vec::new(),
             snapshots: Vec::new(),
+            feed_events: Vec::new(),
         }
     }
 }
@@ -436,10 +444,14 @@ impl Node {
                 depends: false,
                 no_dirs: Some(no_dirs),
             };
-            let result = run(&mut view, request, claim, lent);
+            let result = run(&mut view, request, claim, lent).and_then(|listing| {
+                view.note_feed_events(request)?;
+                Ok(listing)
+            });
             let wait = view.wait;
             let reply = match result {
                 Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
+                Ok(Listing::Feed(place)) => break Ran::Feed(place),
                 Ok(Listing::Answer(answer)) => Ok(answer),
                 Err(Stop::Need) => {
                     rows.rollback();
@@ -463,6 +475,13 @@ impl Node {
                 ended.dirs = effects.dirs_changed.iter().copied().collect();
                 ended.referred = std::mem::take(&mut effects.referred);
                 ended.snapshots = std::mem::take(&mut effects.snapshots);
+                let rows = std::mem::take(&mut effects.feed_rows).into_iter();
+                let is_event = |row: &Mutation| {
+                    matches!(FeedRow::of(&row.key.suffix), Some(FeedRow::Event(_)))
+                };
+                let (events, marks): (Vec<_>, Vec<_>) = rows.partition(is_event);
+                ended.mutations.extend(marks);
+                ended.feed_events = events;
                 ended.opens = effects.postpone_opens(&self.core.opens);
             }
             break Ran::Ended(Box::new(ended));
@@ -492,6 +511,7 @@ pub fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
 enum Listing {
     Answer(kestrel_types::request::Answer),
     Lacks(Missing),
+    Feed(FeedPlace),
 }
 
 /// Runs the operation; a listing, which has no worker of its own, too.
@@ -507,6 +527,7 @@ fn run(
     let (dir, after, limit, check, plus) = match &request.op {
         Op::ReadDir { dir, after, limit, check } => (dir, after, limit, *check, false),
         Op::ReadDirPlus { dir, after, limit } => (dir, after, limit, true, true),
+        Op::FeedRead { dir, from, .. } => return view.feed_of(*dir, *from).map(Listing::Feed),
         _ => return ops::execute(view, request).map(Listing::Answer),
     };
     let dir = view.dir(*dir)?;

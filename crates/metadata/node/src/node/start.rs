@@ -202,7 +202,7 @@ impl Node {
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
         let clones = KnownClones::read(&*engine).map_err(engine_error)?;
         let quotas = read_quotas(&*engine, config.workers, cluster.is_some())?;
-        let feeds = read_feeds(&*engine, config.workers, cluster.is_some())?;
+        let feeds = read_feeds(&*engine, config.workers)?;
         let (snapshots, below) = (Arc::new(snapshots), engine);
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));

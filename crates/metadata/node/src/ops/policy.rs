@@ -25,7 +25,6 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::policy::{Policy, PolicyField, PolicyRecord, XATTR_EFFECTIVE, XATTR_PREFIX};
 use kestrel_types::request::{Answer, Creds, Op, XattrFlags};
 
-use crate::feeds::SEVERAL_NODES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 use crate::stop::{Run, Stop, fail};
@@ -119,9 +118,6 @@ pub fn set(
                 fail(libc::EINVAL, "kestrel.tier takes standard, archive or another tier")
             }
         });
-    }
-    if field == PolicyField::Feed && view.core.cluster.is_some() {
-        return Err(Stop::Fail(SEVERAL_NODES));
     }
     let found = changeable(view, creds, inode)?;
     let mut record = view.own_policy(&found.inode)?;

@@ -36,14 +36,14 @@ impl View<'_> {
 
     /// Parent and name of a directory: where its record lies.
     pub(super) fn dir_place(&mut self, ino: InodeId) -> Run<Option<(InodeId, Box<[u8]>)>> {
-        if !self.effects.dirs_changed.contains(&ino) {
-            if ino == ROOT {
-                return Ok(Some((0, Box::default())));
-            }
-            if let Some(place) = self.core.replica.place(ino) {
-                self.leased()?;
-                return Ok(Some(place));
-            }
+        if ino == ROOT {
+            return Ok(Some((0, Box::default())));
+        }
+        if !self.effects.dirs_changed.contains(&ino)
+            && let Some(place) = self.core.replica.place(ino)
+        {
+            self.leased()?;
+            return Ok(Some(place));
         }
         let cell = self.rows.cell(Table::DirId, ino, b"");
         let Some(bytes) = self.bytes(cell)? else { return Ok(None) };

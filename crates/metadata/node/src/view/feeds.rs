@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedRow, FeedTarget};
+use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedRow, FeedStart, FeedTarget};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
@@ -16,8 +16,9 @@ use kestrel_types::request::{Op, Request};
 use kestrel_types::trash::TRASH;
 
 use super::{Run, View, damaged};
-use crate::feeds::FeedPlace;
+use crate::feeds::{DirOnWay, FeedPlace, find_feed};
 use crate::rows::NameChange;
+use crate::stop::fail;
 use kestrel_engine::Mutation;
 
 /// What changes of an inode that keeps its name are to a feed, and the inode that a request names.
@@ -56,7 +57,17 @@ struct MovedName<'a> {
 
 impl View<'_> {
     /// Notes the events of what the operation that ran has changed.
+    #[inline]
     pub fn note_feed_events(&mut self, request: &Request) -> Run<()> {
+        let may_have_feeds = match self.core.cluster {
+            None => self.core.feeds.in_use(),
+            // A node of several knows of policies that others have set by dentries alone.
+            Some(_) => self.rows.has_changes() && self.has_policies()?,
+        };
+        if may_have_feeds { self.note_changes(request) } else { Ok(()) }
+    }
+
+    fn note_changes(&mut self, request: &Request) -> Run<()> {
         let changes = self.rows.name_changes().map_err(|why| damaged("entry", &why))?;
         let in_place = changed_inode(&request.op);
         let (mut gone, mut come) = (Vec::new(), Vec::new());
@@ -184,9 +195,21 @@ impl View<'_> {
         Ok(())
     }
 
+    /// The feed that a directory is in.
+    pub fn feed_of(&mut self, dir: InodeId, from: FeedStart) -> Run<FeedPlace> {
+        find_feed(dir, from, |at| {
+            let feed = self.dir(at)?.policy.own.feed;
+            let place = self.dir_place(at)?;
+            let removed = fail(libc::ENOENT, "the directory has been removed");
+            Ok(DirOnWay { feed, place: place.ok_or(removed)? })
+        })
+    }
+
     fn note_feed_event(&mut self, feed: InodeId, event: &FeedEvent) {
         let number = self.effects.feed_rows.len() as u32;
-        let position = FeedPosition { stamp: self.stamp, worker: self.worker as u16, number };
+        let node = self.core.cluster.as_ref().map_or(0, |cluster| cluster.me);
+        let worker = FeedPosition::worker_of(node, self.worker);
+        let position = FeedPosition { stamp: self.stamp, worker, number };
         let key = FeedRow::Event(position).key(feed);
         self.effects.feed_rows.push(Mutation { key, value: Some(event.encode()) });
     }
