@@ -8,19 +8,22 @@
 
 use std::collections::BTreeMap;
 
+use kestrel_meta::feeds::{FeedPlace, FeedQuestion, check_reader, merge};
 use kestrel_meta::history::at::GONE;
 use kestrel_meta::node::Node;
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::feed::FeedStart;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer as Answered, Usage};
+use kestrel_types::request::{Answer as Answered, Op, Usage};
 use kestrel_types::snapshot::SnapshotId;
 
 use super::message::Message;
 use super::message::polls::{PollAnswer, PollQuestion};
+use super::work::Stage;
 use super::{ClusterNode, DEADLINE, Deferred, RESEND};
 
 /// Most directories in others that a member tells at a time.
@@ -33,6 +36,8 @@ pub(super) enum Then {
     TellUsage(u64),
     /// The request with this ticket hears which files were found.
     TellLocated(u64),
+    /// The request with this ticket, which asks so, hears a page of a change feed.
+    TellFeed(u64, FeedStart, Box<FeedQuestion>),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -125,6 +130,13 @@ impl ClusterNode {
                     }
                 }
             }
+            PollQuestion::Feed(asked) => {
+                let (looked_at, mut wait) = ((self.node.core().scan_rows / 2).max(1), 0);
+                match self.node.feed_part(&asked, looked_at, &mut wait) {
+                    Ok(part) => (PollAnswer::Feed(Box::new(part)), wait),
+                    Err(why) => return log::error!("a change feed that another node reads: {why}"),
+                }
+            }
             PollQuestion::At(snapshot, question) => match self.polled_at(snapshot, *question) {
                 Ok(answer) => (answer, 0),
                 Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
@@ -205,6 +217,36 @@ impl ClusterNode {
         }
     }
 
+    /// Begins to answer `Op::FeedRead`, if the replica knows the feed; else a transaction has to
+    /// look for it. Whether it did.
+    pub(super) fn read_feed(&mut self, ticket: u64) -> bool {
+        let Some(work) = self.works.get(&ticket) else { return true };
+        let Op::FeedRead { dir, from, .. } = work.request.op else { return false };
+        if let Err(why) = check_reader(&work.request.creds) {
+            self.answer(ticket, Err(why.into()));
+            return true;
+        }
+        match self.node.known_feed(dir, from) {
+            None => return false,
+            Some(Ok(place)) => self.poll_feed(ticket, place),
+            Some(Err(why)) => self.answer(ticket, Err(why.into())),
+        }
+        true
+    }
+
+    /// Asks all members for their parts of a feed. Each has issued no timestamp below this member's
+    /// when it answers, so that all are complete up to now.
+    pub(super) fn poll_feed(&mut self, ticket: u64, place: FeedPlace) {
+        if let Err(why) = self.node.raise_ceiling() {
+            return self.answer(ticket, Err(why.into()));
+        }
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let Op::FeedRead { from, limit, .. } = work.request.op else { return };
+        work.stage = Stage::Polling;
+        let asked = Box::new(FeedQuestion::new(place, from, limit));
+        self.poll(PollQuestion::Feed(asked.clone()), Then::TellFeed(ticket, from, asked));
+    }
+
     fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         match then {
             Then::TellUsage(ticket) => {
@@ -222,6 +264,13 @@ impl ClusterNode {
                 };
                 self.answer(ticket, reply);
             }
+            Then::TellFeed(ticket, from, asked) => {
+                let reply = match answers {
+                    Some(answers) => page_of(&asked, from, answers),
+                    None => Err(out_of_reach()),
+                };
+                self.answer(ticket, reply.map_err(Into::into));
+            }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
@@ -237,7 +286,10 @@ impl ClusterNode {
     pub(super) fn ask_again(&mut self) {
         for poll in std::mem::take(&mut self.polls).into_values() {
             match poll.then {
-                Then::TellUsage(_) | Then::TellLocated(_) | Then::WalkOn(_) => {}
+                Then::TellUsage(_)
+                | Then::TellLocated(_)
+                | Then::TellFeed(..)
+                | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
                 // The weights that it goes by were those of other members, or of what they had
@@ -294,6 +346,19 @@ fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> Answered {
         };
     }
     Answered::Located { found, next }
+}
+
+/// The page of a change feed that the parts of all members make.
+fn page_of(
+    asked: &FeedQuestion,
+    from: FeedStart,
+    answers: BTreeMap<NodeId, PollAnswer>,
+) -> FsResult<Answered> {
+    let parts = answers.into_values().filter_map(|answer| match answer {
+        PollAnswer::Feed(part) => Some(*part),
+        _ => None,
+    });
+    merge(asked, from, parts).map(|page| Answered::Feed(Box::new(page)))
 }
 
 fn sum<'a>(answers: impl Iterator<Item = &'a PollAnswer>) -> Usage {

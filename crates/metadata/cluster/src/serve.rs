@@ -78,7 +78,7 @@ impl ClusterNode {
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.list(ticket);
         }
-        if matches!(work.request.op, Op::ReadDirPlus { .. }) && !alone {
+        if matches!(work.request.op, Op::ReadDirPlus { .. } | Op::FeedRead { .. }) && !alone {
             return self.lead(ticket);
         }
         if matches!(work.request.op, Op::Usage) && !alone {

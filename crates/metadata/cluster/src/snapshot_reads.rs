@@ -119,7 +119,7 @@ impl ClusterNode {
                     }
                     Err(why) => return self.answer(ticket, Err(damaged(&want, &why).into())),
                 },
-                Ok(Ran::Unleased | Ran::Later | Ran::Stopped | Ran::Cut) => {
+                Ok(Ran::Unleased | Ran::Later | Ran::Stopped | Ran::Cut | Ran::Feed(_)) => {
                     return self.rest(ticket, true);
                 }
                 Ok(Ran::Ended(ended)) => return self.end_at(ticket, ended.reply),

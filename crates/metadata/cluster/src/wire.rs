@@ -43,7 +43,7 @@ mod tests;
 mod tokens;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 8;
+const VERSION: u8 = 9;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;

@@ -14,6 +14,7 @@ use kestrel_meta::owners::share_holder_of;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::Extent;
+use kestrel_types::feed::FeedStart;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, Name};
@@ -24,6 +25,7 @@ use kestrel_types::request::{
 use parking_lot::Mutex;
 
 use common::errno;
+use common::feeds::record;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
 
@@ -214,6 +216,52 @@ fn who_leaves_is_inherited_from_and_every_sum_stays() {
     assert_eq!(errno(&cluster.ask(1, Op::RmDir(at("a3"), None))), 0);
     // Numbers are not used again.
     assert_eq!(cluster.expected("new").unwrap(), 4);
+}
+
+/// Events of a node that leaves are its heir's: readers go on by their cursors, and from the oldest
+/// event on.
+#[test]
+fn feed_of_nodes_that_leave() {
+    let mut cluster = Cluster::new(3);
+    let top = cluster.inode(1, Op::MkDir(at("a1"), 0o755)).ino;
+    assert_eq!(errno(&cluster.ask(1, record(top))), 0);
+    let (_, start) = cluster.events(top, FeedStart::Oldest, 10);
+    let mut told = Vec::new();
+    let mut make = |cluster: &mut Cluster, letter: char| {
+        for node in 1..=3 {
+            cluster.inode(1, mknod(&format!("a1/{letter}{node}")));
+            told.push(format!("create {letter}{node}"));
+        }
+        told.clone()
+    };
+    let before = make(&mut cluster, 'b');
+    let (read, cursor) = cluster.events(top, start, 10);
+    assert_eq!(read, before);
+    make(&mut cluster, 'c');
+    for (node, heir, letter) in [(3, 2, 'd'), (2, 1, 'e')] {
+        cluster.prepare(node);
+        make(&mut cluster, letter);
+        cluster.change(cluster.placement.without(node, heir).unwrap()).unwrap();
+        let all = make(&mut cluster, (letter as u8 + 2) as char);
+        for _ in 0..2 {
+            for limit in [1, 4, 100] {
+                assert_eq!(cluster.events(top, start, limit).0, all, "{limit}");
+                assert_eq!(cluster.events(top, FeedStart::Oldest, limit).0, all, "{limit}");
+                assert_eq!(cluster.events(top, cursor, limit).0, all[3..], "{limit}");
+            }
+            cluster.settle();
+            (1..=3).for_each(|id| cluster.restart(id));
+        }
+        let rows = |node: NodeId| {
+            let mut count = 0;
+            let visited = cluster.engines[&node].scan_table(Table::Feed, None, &mut |_, _| {
+                count += 1;
+                ControlFlow::Continue(())
+            });
+            visited.map(|_| count).unwrap()
+        };
+        assert_eq!(rows(node), 0, "node {node} has left");
+    }
 }
 
 /// A node cannot leave while clients have files open there, or while its process objects.

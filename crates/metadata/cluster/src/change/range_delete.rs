@@ -23,7 +23,7 @@ use crate::ClusterNode;
 use crate::message::changes::ChangeMessage;
 
 /// Tables with rows that may get other owners.
-const TABLES: [Table; 11] = [
+const TABLES: [Table; 12] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -35,6 +35,7 @@ const TABLES: [Table; 11] = [
     Table::DirStat,
     Table::ObjStat,
     Table::History,
+    Table::Feed,
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.

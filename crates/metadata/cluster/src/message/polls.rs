@@ -1,6 +1,7 @@
 //! Questions to all members, and their answers ([`crate::poll`]).
 
 use kestrel_balancer::load_report::LoadReport;
+use kestrel_meta::feeds::{FeedPart, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
@@ -43,6 +44,8 @@ pub enum PollQuestion {
     /// Which of these files are among the next names that the node owns, after this directory and
     /// name.
     Locate(Vec<InodeId>, Option<(InodeId, Name)>),
+    /// A part of a change feed.
+    Feed(Box<FeedQuestion>),
     /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
     At(SnapshotId, Box<PollQuestion>),
 }
@@ -67,6 +70,8 @@ pub enum PollAnswer {
     /// Files, each with its directory, and the directory and name that were read last; `None` if
     /// all names were.
     Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
+    /// What it has of a change feed.
+    Feed(Box<FeedPart>),
     /// There is no such snapshot.
     Gone,
 }
@@ -87,6 +92,7 @@ impl PollQuestion {
                 | (PollQuestion::Forget(..), PollAnswer::Done)
                 | (PollQuestion::Entries, PollAnswer::Entries(_))
                 | (PollQuestion::Locate(..), PollAnswer::Located(..))
+                | (PollQuestion::Feed(_), PollAnswer::Feed(_))
         )
     }
 }

@@ -239,8 +239,20 @@ impl ClusterNode {
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
-        let position =
-            if batch.is_empty() { Ok(0) } else { self.commit_changes(BatchKind::Growing, batch) };
+        // Nothing of what the participants have agreed to is visible before this: the events come
+        // after all that they know of the names.
+        let mut events = std::mem::take(&mut ended.feed_events);
+        let position = {
+            let _until_committed = node.begin_decision();
+            node.stamp_feed_events(&mut events).and_then(|()| {
+                batch.append(&mut events);
+                if batch.is_empty() {
+                    Ok(0)
+                } else {
+                    self.commit_changes(BatchKind::Growing, batch)
+                }
+            })
+        };
         if position.is_ok() {
             for change in std::mem::take(&mut ended.opens) {
                 change.make(&self.node.core().opens);

@@ -35,6 +35,9 @@ impl ClusterNode {
         if self.is_misdirected(ticket) {
             return;
         }
+        if self.read_feed(ticket) {
+            return;
+        }
         if self.table.departs() {
             return self.rest(ticket, true);
         }
@@ -102,6 +105,10 @@ impl ClusterNode {
             Ok(Ran::Cut) => {
                 self.give_up(ticket);
                 self.begin_cut(ticket);
+            }
+            Ok(Ran::Feed(place)) => {
+                self.give_up(ticket);
+                self.poll_feed(ticket, place);
             }
             Ok(Ran::Later) => {
                 self.give_up(ticket);

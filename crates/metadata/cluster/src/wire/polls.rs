@@ -1,8 +1,10 @@
 //! The bytes of questions to all members, and of the answers.
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
+use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
+use kestrel_types::feed::{FEED_PATH_MAX, FeedEvent, FeedPosition, POSITION_BYTES};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{NAME_MAX, Name};
@@ -21,6 +23,10 @@ const FORGET: u8 = 6;
 const ENTRIES: u8 = 7;
 const LOCATE: u8 = 8;
 const AT: u8 = 9;
+const FEED: u8 = 10;
+
+/// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
+const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
 
 /// Shares of an object are below: those of all nodes can be added up.
 const PART_MAX: u64 = 1 << 52;
@@ -42,6 +48,13 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             put_about(out, LOCATE, files);
             put_name_after(out, after.as_ref());
         }
+        PollQuestion::Feed(asked) => {
+            let FeedQuestion { place: FeedPlace { feed, path }, after, limit } = &**asked;
+            put_numbered(out, FEED, *feed);
+            put_string(out, path);
+            out.extend_from_slice(&after.to_bytes());
+            put_varint(out, u64::from(*limit));
+        }
         PollQuestion::At(snapshot, question) => {
             put_numbered(out, AT, *snapshot);
             put_question(out, question);
@@ -59,6 +72,11 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
         FORGET => PollQuestion::Forget(r.varint()?, ids(r)?),
         ENTRIES => PollQuestion::Entries,
         LOCATE => PollQuestion::Locate(ids(r)?, name_after(r)?),
+        FEED => {
+            let place = FeedPlace { feed: r.varint()?, path: r.string(FEED_PATH_MAX)?.into() };
+            let (after, limit) = (FeedPosition::decode_from(r)?, r.varint32()?);
+            PollQuestion::Feed(Box::new(FeedQuestion { place, after, limit }))
+        }
         AT => {
             let snapshot = r.varint()?;
             let question = match r.u8()? {
@@ -95,6 +113,18 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
         }
         PollAnswer::Confirmed(objects) => put_about(out, CONFIRM, objects),
         PollAnswer::Done => out.push(FORGET),
+        PollAnswer::Feed(part) => {
+            let FeedPart { began, trimmed, complete, events, more } = &**part;
+            put_numbered(out, FEED, *began);
+            put_varint(out, *trimmed);
+            put_varint(out, *complete);
+            out.push(u8::from(more.is_some()));
+            more.iter().for_each(|position| out.extend_from_slice(&position.to_bytes()));
+            put_list(out, events, |out, (position, event)| {
+                out.extend_from_slice(&position.to_bytes());
+                event.encode_into(out);
+            });
+        }
         PollAnswer::Gone => out.push(AT),
         PollAnswer::Located(found, next) => {
             out.push(LOCATE);
@@ -131,6 +161,15 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
         ENTRIES => {
             let (node, entries) = (r.varint32()?, r.varint()?);
             PollAnswer::Entries(LoadReport { node, entries, names: list(r, 3, name_count)? })
+        }
+        FEED => {
+            let (began, trimmed, complete) = (r.varint()?, r.varint()?, r.varint()?);
+            let more = if boolean(r)? { Some(FeedPosition::decode_from(r)?) } else { None };
+            let event = |r: &mut Reader<'_>| {
+                Ok((FeedPosition::decode_from(r)?, FeedEvent::decode_from(r)?))
+            };
+            let events = list(r, FEED_EVENT_MIN, event)?;
+            PollAnswer::Feed(Box::new(FeedPart { began, trimmed, complete, events, more }))
         }
         LOCATE => PollAnswer::Located(list(r, 5, located)?, name_after(r)?),
         AT => PollAnswer::Gone,

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
+use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::stop::Want;
 use kestrel_types::acl::{AccessAcl, Acl, Acls, Named};
 use kestrel_types::compression::Compression;
+use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedTarget};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{NAME_MAX, Name};
@@ -191,6 +193,43 @@ fn question_about_names() -> BoxedStrategy<PollQuestion> {
     .boxed()
 }
 
+fn any_feed_position() -> BoxedStrategy<FeedPosition> {
+    any::<(u64, u16, u32)>()
+        .prop_map(|(stamp, worker, number)| FeedPosition { stamp, worker, number })
+        .boxed()
+}
+
+fn any_feed_question() -> BoxedStrategy<FeedQuestion> {
+    (number(), vec(any::<u8>(), 0..30), any_feed_position(), any::<u32>())
+        .prop_map(|(feed, path, after, limit)| FeedQuestion {
+            place: FeedPlace { feed, path: path.into() },
+            after,
+            limit,
+        })
+        .boxed()
+}
+
+fn any_feed_part() -> BoxedStrategy<FeedPart> {
+    let path = || vec(any::<u8>(), 0..30).prop_map(Box::<[u8]>::from);
+    let before = option::of((1u64.., Just(Kind::File)));
+    let to = option::of((path(), before));
+    let event =
+        (any_feed_position(), number(), path(), to).prop_map(|(position, ino, path, to)| {
+            let kind = if to.is_some() { FeedEventKind::Rename } else { FeedEventKind::Create };
+            let to = to.map(|(path, before)| FeedTarget { path, before });
+            (position, FeedEvent { kind, ino, file: Kind::Dir, path, to })
+        });
+    (any::<[u64; 3]>(), vec(event, 0..5), option::of(any_feed_position()))
+        .prop_map(|([began, trimmed, complete], events, more)| FeedPart {
+            began,
+            trimmed,
+            complete,
+            events,
+            more,
+        })
+        .boxed()
+}
+
 fn any_question() -> BoxedStrategy<PollQuestion> {
     prop_oneof![
         Just(PollQuestion::Usage),
@@ -199,6 +238,7 @@ fn any_question() -> BoxedStrategy<PollQuestion> {
         question_about_names(),
         (number(), question_about_names())
             .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
+        any_feed_question().prop_map(|asked| PollQuestion::Feed(Box::new(asked))),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Weigh(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Confirm(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Forget(round, objects)),
@@ -229,6 +269,7 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
         Just(PollAnswer::Done),
         Just(PollAnswer::Gone),
+        any_feed_part().prop_map(|part| PollAnswer::Feed(Box::new(part))),
         (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(
             LoadReport { node, entries, names }
         )),
@@ -531,10 +572,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
-    assert_eq!(encoded(&envelope), [8, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [9, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [8, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [9, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

@@ -12,6 +12,7 @@ use kestrel_cluster::{
     SnapshotOrder, SnapshotReadMessage, SumMessage, TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
+use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::rows::{Missing, Span};
@@ -19,6 +20,7 @@ use kestrel_meta::stop::Want;
 use kestrel_types::acl::{AccessAcl, Acls, Named};
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
+use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedTarget};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
@@ -275,10 +277,12 @@ fn polls() -> Vec<(&'static str, Message)> {
             "poll-locate",
             poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap())))),
         ),
+        ("poll-feed", poll(PollQuestion::Feed(Box::new(feed_question())))),
         (
             "poll-tree-at",
             poll(PollQuestion::At(1 << 60, Box::new(PollQuestion::Tree(vec![1], None)))),
         ),
+        ("polled-feed", polled(PollAnswer::Feed(Box::new(feed_part())))),
         ("polled-gone", polled(PollAnswer::Gone)),
         ("polled-usage", polled(PollAnswer::Usage([3, -1, 1 << 50]))),
         ("polled-held", polled(PollAnswer::Held(vec![2 << 24]))),
@@ -292,6 +296,26 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("polled-entries", polled(PollAnswer::Entries(report))),
         ("polled-located", polled(PollAnswer::Located(vec![(1, found)], None))),
     ]
+}
+
+fn feed_question() -> FeedQuestion {
+    let place = FeedPlace { feed: 5 << 24, path: (*b"a/b/").into() };
+    let after = FeedPosition { stamp: 1 << 60, worker: 65, number: 3 };
+    FeedQuestion { place, after, limit: 300 }
+}
+
+fn feed_part() -> FeedPart {
+    let position = |number| FeedPosition { stamp: 1 << 60, worker: 65, number };
+    let event = |path: &[u8], to| FeedEvent {
+        kind: if to { FeedEventKind::Rename } else { FeedEventKind::Create },
+        ino: 300,
+        file: Kind::File,
+        path: path.into(),
+        to: to.then(|| FeedTarget { path: (*b"d").into(), before: Some((301, Kind::File)) }),
+    };
+    let events = vec![(position(0), event(b"c", false)), (position(1), event(b"c", true))];
+    let (complete, more) = ((1 << 60) + 5, Some(position(1)));
+    FeedPart { began: 1 << 59, trimmed: 7, complete, events, more }
 }
 
 fn asked_of_others() -> Vec<(&'static str, Message)> {
