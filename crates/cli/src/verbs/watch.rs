@@ -26,6 +26,9 @@ const PAGE_EVENTS: u64 = 1024;
 const REST_FIRST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
+/// Rest before the next question when a node has not answered.
+const REST_UNREACHABLE: Duration = Duration::from_secs(1);
+
 /// How old the cursor in a file may be while nothing happens: events that are not below the
 /// directory expire, and a cursor before them is too late.
 const CURSOR_AGE_MAX: Duration = Duration::from_secs(30);
@@ -88,6 +91,7 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
     let mut question = json!({ "act": "feed", "from": since, "limit": PAGE_EVENTS });
     let mut output = Output::new(args);
     let (mut rest, mut is_told, mut written) = (REST_FIRST, false, None::<Instant>);
+    let mut is_waiting = false;
     loop {
         let from = question["from"].as_str().unwrap_or_default().to_owned();
         let goes_on = |why: Failure| match is_told && !why.reason().contains("--since") {
@@ -105,8 +109,24 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
             write_cursor(file, &cursor)?;
             written = Some(Instant::now());
         }
+        if let Some(why) = page["unreachable"].as_str() {
+            if args.no_wait {
+                return Err(goes_on(place.fail(&why)));
+            }
+            if !std::mem::replace(&mut is_waiting, true) {
+                eprintln!("kestrel watch: {why}; it goes on when they answer");
+            }
+            std::thread::sleep(REST_UNREACHABLE);
+            continue;
+        }
+        is_waiting = false;
         let is_quiet = events.is_empty();
-        if page["more"] != true {
+        if page["more"] == true {
+            // Of several nodes one may be about to end a batch.
+            if is_quiet {
+                std::thread::sleep(REST_FIRST);
+            }
+        } else {
             if args.no_wait {
                 output.end(&cursor)?;
                 return place.close().map_err(|why| why.of(VERB));

@@ -8,7 +8,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -31,6 +31,9 @@ const HISTORY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Pause after each batch of events that are removed from change feeds.
 const FEED_PAUSE: Duration = Duration::from_millis(2);
+
+/// Pause after that has failed.
+const FEED_RETRY: Duration = Duration::from_secs(60);
 
 /// Pause after each part of a clone that is finished: 512 names take about as long.
 const CLONE_PAUSE: Duration = Duration::from_millis(2);
@@ -200,7 +203,12 @@ impl Fs {
         while !*stop.0.lock() && node.tidy_history()? {
             std::thread::sleep(HISTORY_PAUSE);
         }
-        while !*stop.0.lock() && node.trim_feeds(self.clock.now())? {
+        Ok(())
+    }
+
+    /// Removes events of change feeds that have expired.
+    fn trim_all_feeds(self: &Arc<Self>, stop: &Stop) -> FsResult<()> {
+        while !*stop.0.lock() && self.trim_feeds()? {
             std::thread::sleep(FEED_PAUSE);
         }
         Ok(())
@@ -347,10 +355,17 @@ fn run(fs: &Weak<Fs>, stop: &Stop) {
 
 fn tidy(fs: &Weak<Fs>, stop: &Stop) {
     let (mut retry, mut look) = (None, None);
+    let mut trim_after = Instant::now();
     while !stopped_after(stop, TIDY_INTERVAL) {
         let Some(fs) = fs.upgrade() else { return };
         if let Err(error) = fs.sweep(stop) {
             log::warn!("deleting what was cut off files: {error}");
+        }
+        if trim_after <= Instant::now()
+            && let Err(error) = fs.trim_all_feeds(stop)
+        {
+            trim_after = Instant::now() + FEED_RETRY;
+            log::warn!("removing expired events of change feeds, tried again in a minute: {error}");
         }
         if let Err(error) = fs.remove_taken(stop, &mut retry) {
             log::warn!("removing what is in /.trash/removing: {error}");

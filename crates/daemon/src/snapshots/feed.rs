@@ -3,7 +3,8 @@
 //! Further fields: directory; `from`: `now`, `oldest` or a cursor; `limit`. The answer is a page:
 //! `{"dir", "events": […], "cursor", "more"}`. An event is `{"cursor", "time", "time_ns", "event",
 //! "type", "inode", "path"}`, with `to` and, if something had that name, `replaced` where there are
-//! two names.
+//! two names. While one of several nodes does not answer, the page has no events, and `unreachable`
+//! says so.
 //!
 //! A cursor is text: `DIRECTORY-BEGINNING-TIMESTAMP-WORKER-NUMBER`, in hexadecimal digits.
 
@@ -63,6 +64,16 @@ pub fn answer(calls: &SnapshotCalls<'_>, question: &Value, dir: InodeId) -> Resu
     let limit = question["limit"].as_u64().unwrap_or(FEED_PAGE_MAX as u64);
     let limit = u32::try_from(limit).unwrap_or(u32::MAX);
     let page = calls.fs().feed_page(calls.creds(), dir, from, limit);
+    if let Err(FsError { errno: libc::ETIMEDOUT, reason }) = &page {
+        let unreachable = reason.clone();
+        return Ok(json!({
+            "dir": dir,
+            "events": [],
+            "cursor": question["from"],
+            "more": false,
+            "unreachable": unreachable,
+        }));
+    }
     let page = page.map_err(|why| too_late(calls, dir, from, why))?;
     let events: Vec<Value> = page
         .events
