@@ -77,8 +77,6 @@ pub enum DumpError {
     UnfinishedClones(usize),
     /// The dump has quotas, and is to be loaded into several nodes.
     Quotas,
-    /// The dump has change feeds, and is to be loaded into several nodes.
-    Feeds,
 }
 
 impl fmt::Display for DumpError {
@@ -112,10 +110,6 @@ impl fmt::Display for DumpError {
             DumpError::Quotas => f.write_str(
                 "the volume has quotas, which several nodes cannot keep yet: remove them with \
                  kestrel quota remove, and dump it again",
-            ),
-            DumpError::Feeds => f.write_str(
-                "the volume has change feeds, which several nodes cannot keep yet: unset the \
-                 policy feed, and dump it again a minute later",
             ),
         }
     }

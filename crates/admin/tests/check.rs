@@ -325,11 +325,12 @@ fn damaged_feed() {
     volume.repair();
     assert_eq!(volume.check().0, []);
     let mark = |volume: &Volume| {
-        decode_feed_mark(&volume.value(Table::Feed, A, &FeedRow::Trimmed.suffix()).unwrap())
+        decode_feed_mark(&volume.value(Table::Feed, A, &FeedRow::Trimmed(0).suffix()).unwrap())
     };
     assert_eq!(mark(&volume), Ok(15));
     // One that said from where on there are events: none may be missing.
-    volume.apply(vec![row(FeedRow::Trimmed, [1].into()), put(Table::Feed, A, b"xyz", [].into())]);
+    volume
+        .apply(vec![row(FeedRow::Trimmed(0), [1].into()), put(Table::Feed, A, b"xyz", [].into())]);
     assert_eq!(volume.kinds(), [K::FeedDamaged]);
     volume.repair();
     assert_eq!(volume.check().0, []);

@@ -40,7 +40,7 @@ pub fn check(check: &mut Check<'_>) -> Result<(), EngineError> {
 
 fn decode(row: Option<FeedRow>, value: &[u8]) -> Result<(), DecodeError> {
     match row.ok_or(DecodeError("a row that no feed has"))? {
-        FeedRow::Start | FeedRow::Trimmed => decode_feed_mark(value).map(drop),
+        FeedRow::Start | FeedRow::Trimmed(_) => decode_feed_mark(value).map(drop),
         FeedRow::Event(_) => FeedEvent::decode(value).map(drop),
     }
 }
@@ -62,7 +62,7 @@ fn finding(damaged: &mut Vec<(Key, DecodeError)>, feed: Option<(u64, u64)>) -> O
     });
     let mark = up_to.max().unwrap_or(newest);
     let mut rows: Vec<_> = damaged.drain(..).map(|(key, _)| delete(&key)).collect();
-    rows.push(put(Table::Feed, feed, &FeedRow::Trimmed.suffix(), encode_feed_mark(mark)));
+    rows.push(put(Table::Feed, feed, &FeedRow::Trimmed(0).suffix(), encode_feed_mark(mark)));
     let says = "removed; readers of earlier events hear that they are gone";
     Some(Finding::new(FindingKind::FeedDamaged, path, detail).with(
         Stage::Derived,

@@ -9,8 +9,14 @@
 //! another node than its number is one that was renamed, as far as the nodes can tell, so it gets
 //! the row of table `moved` with its directory and name.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `spread/versions.rs` | rows of versions, and of change feeds |
+//!
 //! The root directory's entry comes last: without it what has been loaded in part is not taken for
 //! a volume, and the load can be repeated.
+
+mod versions;
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -24,11 +30,10 @@ use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
     NodeId, PlacementMap, WORKERS_MAX, history_share_of, maker_of_object,
 };
-use kestrel_types::snapshot::{RECORD_PREFIX, decode_history_key, history_key};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};
@@ -38,10 +43,9 @@ use crate::cut::{self, CutError};
 use crate::info::InfoError;
 use crate::merge::history::add_up_history;
 use crate::merge::{Highest, add_up};
-use crate::references::{Reference, Seen, of_row};
 use crate::rows::{
-    CLOCK, DirId, INODES, OBJECTS, Row, Rows, SHARES, USAGE, decode_ceiling, delete,
-    encode_ceiling, encode_shares_with_history, get, put,
+    CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get,
+    put,
 };
 use crate::usage::unfinished_clones;
 
@@ -94,9 +98,6 @@ pub fn load_into(
     }
     if Rows::new(&rows, Table::Quota).next().is_some() {
         return Err(DumpError::Quotas);
-    }
-    if Rows::new(&rows, Table::Feed).next().is_some() {
-        return Err(DumpError::Feeds);
     }
     add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
@@ -275,6 +276,7 @@ impl<'a> Spread<'a> {
         let referenced = self.history(from, &mut highest)?;
         self.shares(from, &referenced, &mut highest)?;
         self.snapshots(from)?;
+        self.feeds(from)?;
         for row in Rows::new(from, Table::Reap) {
             let (key, value) = row?;
             if let Ok(object) = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes) {
@@ -305,62 +307,6 @@ impl<'a> Spread<'a> {
             engine.sync()?;
         }
         Ok(())
-    }
-
-    /// What rows were at snapshots, to their owners; how many bytes of objects the history of each
-    /// node refers to.
-    fn history(
-        &mut self,
-        from: &dyn Engine,
-        highest: &mut Highest,
-    ) -> Result<BTreeMap<(ObjectId, NodeId), i64>, DumpError> {
-        let (mut referenced, mut count) = (BTreeMap::new(), 0);
-        for row in Rows::new(from, Table::History) {
-            let (mut key, value) = row?;
-            highest.add(&key, &value);
-            if let Some((of, at)) = decode_history_key(key.borrow())
-                && of.table == Table::DirStat
-            {
-                let share = first_share(self.view.home_of(of.id));
-                key = history_key(KeyRef::new(of.table, of.id, &share), at);
-            }
-            let to = self.view.owner(Table::History, key.id, &key.suffix);
-            of_row(&key, &value, &mut |seen| {
-                if let Seen::Reference(Reference { range, bytes, .. }) = seen {
-                    *referenced.entry((range.object, to)).or_default() += i64::from(bytes);
-                }
-            });
-            self.send(to, Mutation { key, value: Some(value) })?;
-            count += 1;
-        }
-        self.flush()?;
-        self.count(Table::History, count)?;
-        Ok(referenced)
-    }
-
-    /// Records of snapshots, which every node that serves has, and that programs which know none
-    /// are to be kept away.
-    fn snapshots(&mut self, from: &dyn Engine) -> Result<(), DumpError> {
-        let nodes: Vec<NodeId> = self.view.serving().collect();
-        let mut found = false;
-        for row in Rows::from(from, Table::System, 0, RECORD_PREFIX) {
-            let (key, value) = row?;
-            if !key.suffix.starts_with(RECORD_PREFIX) {
-                break;
-            }
-            found = true;
-            for node in &nodes {
-                self.send(*node, Mutation { key: key.clone(), value: Some(value.clone()) })?;
-            }
-        }
-        for node in nodes.into_iter().filter(|_| found) {
-            let stored = get(self.engine(node)?, Key::new(Table::System, 0, SHARES))?;
-            if let Some(shares) = stored.and_then(|row| decode_ceiling(&row).ok()) {
-                let row = encode_shares_with_history(shares);
-                self.send(node, put(Table::System, 0, SHARES, row))?;
-            }
-        }
-        self.flush()
     }
 
     /// The row with the directory and name of a file, if its name belongs to another node than its
