@@ -47,12 +47,14 @@ use kestrel_types::placement::{
 use kestrel_types::request::{Reply, Request};
 use kestrel_types::wire::ClientId;
 
+use crate::client::Versions;
 use crate::event_queue::{EventQueue, Scene};
+use crate::feed::FeedScene;
 use crate::history::History;
 use crate::network::MS;
 use crate::prng::Prng;
+use crate::run::{Failure, RunPlan, RunStats};
 use crate::workload::{Bias, NAMES};
-use crate::world::{Failure, RunPlan, RunStats};
 use call::Caller;
 use host::Host;
 use leaving::Leaving;
@@ -352,6 +354,9 @@ impl ClusterRun {
         for client_index in 0..2 + world.prng.below(3) as usize {
             let client = world.new_client();
             world.clients.push(client);
+            if client_index == 0 && Versions::of_seed(plan.seed).feed {
+                world.record_changes();
+            }
             world.plan_in(MS * client_index as i64, Event::Think(client_index));
         }
         let first = world.prng.between(MS, 2 * SECOND);

@@ -16,7 +16,7 @@ use crate::check;
 use crate::history::History;
 use crate::linear::{self, Linearity};
 use crate::network::MS;
-use crate::world::{Failure, RunStats};
+use crate::run::{Failure, RunStats};
 
 /// An event and its time; ordered by time, then by number.
 struct Planned<E> {

@@ -23,11 +23,13 @@
 //! | --- | --- |
 //! | [`world`] | one run of one node and its clients: events, faults, the check at the end |
 //! | [`cluster`] | one run of several nodes that share a volume |
+//! | [`run`] | what a run may be, and what it was |
 //! | [`client`], [`host`] | a client's machine; the node's machine: disk, process, connections |
 //! | [`network`] | connections that bring bytes in order, late, or never |
 //! | [`workload`] | what clients ask |
 //! | [`history`], [`linear`] | calls and answers; the search for an order that explains them |
 //! | [`prng`], `event_queue` | randomness from the seed; the virtual clock |
+//! | `feed` | the change feed of the root: a reader that applies it has the tree |
 //! | `check` | whether the rows of a node are sound, shared with the tests of `kestrel-meta` |
 //!
 //! # Invariants
@@ -45,16 +47,19 @@
 pub mod client;
 pub mod cluster;
 mod event_queue;
+mod feed;
 pub mod history;
 pub mod host;
 pub mod linear;
 pub mod network;
 pub mod prng;
+pub mod run;
 pub mod workload;
 pub mod world;
 
 pub use cluster::ClusterRun;
-pub use world::{Failure, RunPlan, RunStats, World};
+pub use run::{Failure, RunPlan, RunStats};
+pub use world::World;
 
 #[allow(
     dead_code,

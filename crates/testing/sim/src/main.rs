@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use kestrel_sim::cluster::ClusterRun;
-use kestrel_sim::world::{Failure, RunPlan, RunStats, World};
+use kestrel_sim::world::World;
+use kestrel_sim::{Failure, RunPlan, RunStats};
 
 const USAGE: &str = "usage: kestrel-sim [--nodes N] [--seed N | --seeds FROM..TO | --cpu-seconds \
                      S] [--from N] [--calls N] [--trace] [--keep-going]

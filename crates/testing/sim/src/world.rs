@@ -8,7 +8,6 @@
 //! | `tokens` | clients with tokens that end or are revoked |
 //! | `faults` | the faults of a run |
 //! | `finish` | the end of a run: everything comes to rest, and the volume is sound |
-//! | `feed` | the change feed of the root: a reader that applies it has the tree |
 //!
 //! Everything happens in events, one at a time, in the order of their times; equal times in the
 //! order in which the events were planned. So a seed determines a run completely.
@@ -16,7 +15,6 @@
 mod clients;
 mod event;
 mod faults;
-mod feed;
 mod finish;
 mod locks;
 mod tokens;
@@ -25,10 +23,12 @@ use kestrel_types::clock::{Clock, Nanos, SECOND};
 
 use crate::client::{Client, Versions};
 use crate::event_queue::{EventQueue, Scene};
+use crate::feed::FeedScene;
 use crate::history::History;
 use crate::host::{Host, Out};
 use crate::network::{MS, Network, Way};
 use crate::prng::Prng;
+use crate::run::{Failure, RunPlan, RunStats};
 use event::Event;
 
 /// How long a client waits for an answer: less than many faults last, or more than nearly all.
@@ -36,60 +36,6 @@ const DEADLINES: [Nanos; 2] = [2 * SECOND, 20 * SECOND];
 
 /// How long clients make calls at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
-
-/// Why a run failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure(pub String);
-
-/// What a run may be.
-#[derive(Debug, Clone, Copy)]
-pub struct RunPlan {
-    /// The seed.
-    pub seed: u64,
-    /// Most calls of all clients together.
-    pub calls: usize,
-    /// Say what happens.
-    pub trace: bool,
-}
-
-/// What a run was.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RunStats {
-    /// Calls begun.
-    pub calls: usize,
-    /// Of these, those with an answer that reached no client.
-    pub unheard: usize,
-    /// Crashes of the node.
-    pub crashes: usize,
-    /// Sessions that expired.
-    pub expired: usize,
-    /// Calls sent again.
-    pub retries: u64,
-    /// Changes of tables that succeeded.
-    pub changes: usize,
-    /// Members that have left, and nodes that were taken out before they came.
-    pub left: usize,
-    /// Times that the role of the coordinator moved.
-    pub handed: usize,
-    /// Calls that their member did not lead.
-    pub misdirected: usize,
-    /// Leases that nodes have lost.
-    pub lapses: u64,
-    /// Nodes that were fenced for a change of a directory.
-    pub fenced: u64,
-    /// Nodes that were presumed dead and went on.
-    pub ghosts: usize,
-    /// Their commits that the engine refused.
-    pub refused: u64,
-    /// Nodes that went on fully alive while another process served in their place.
-    pub zombies: usize,
-    /// Stores that gave no answer any more.
-    pub stores_failed: usize,
-    /// Virtual time, nanoseconds.
-    pub time: Nanos,
-    /// The order of the calls was not decided.
-    pub undecided: bool,
-}
 
 /// See the module's header.
 pub struct World {

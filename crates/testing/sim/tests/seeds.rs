@@ -2,7 +2,7 @@
 //! runs very many.
 
 use kestrel_sim::cluster::ClusterRun;
-use kestrel_sim::world::{RunPlan, World};
+use kestrel_sim::{RunPlan, World};
 
 fn plan(seed: u64) -> RunPlan {
     RunPlan { seed, calls: 200, trace: false }

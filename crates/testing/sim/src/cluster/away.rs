@@ -10,6 +10,7 @@ use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Request};
 
 use super::{ClusterRun, Event};
 use crate::event_queue::Scene;
+use crate::feed::FeedScene;
 use crate::network::MS;
 
 /// In which time a directory that needs no row of the member must have been renamed: leases and

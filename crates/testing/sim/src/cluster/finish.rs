@@ -21,9 +21,11 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 
 use super::ClusterRun;
+use crate::client::Versions;
 use crate::event_queue::Scene;
+use crate::feed::FeedScene;
 use crate::history::Record;
-use crate::world::Failure;
+use crate::run::Failure;
 
 /// How long everything may take to come to rest once nothing goes wrong any more.
 pub(super) const REST_MAX: Nanos = 120 * SECOND;
@@ -37,7 +39,9 @@ impl ClusterRun {
         self.check_open_files();
         self.say_farewell();
         self.check_objects();
+        self.read_feed();
         self.leave_for_good();
+        self.read_feed();
         self.rename_without_one();
         self.check_rows();
         // A member that finds out in time that nothing has changed need not have sent a request.
@@ -48,6 +52,13 @@ impl ClusterRun {
         self.history.records.retain(|record| !timed_out(record));
         let history = std::mem::take(&mut self.history);
         self.stats = self.judge(&history, false, self.stats);
+    }
+
+    /// The feed of the root tells of all that has happened, whichever nodes are left.
+    fn read_feed(&mut self) {
+        if Versions::of_seed(self.plan.seed).feed && self.queue.failure.is_none() {
+            self.replay_feed();
+        }
     }
 
     fn is_at_rest(&self) -> bool {
@@ -158,19 +169,6 @@ impl ClusterRun {
             visited.expect("no fault was injected");
         }
         rows
-    }
-
-    /// The first client makes a call, and gets the answer.
-    pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
-        let record = self.history.records.len();
-        self.call(0, Request { creds: Creds::root(), op });
-        let until = self.queue.now + REST_MAX;
-        self.run_until(until, |world| !world.clients[0].waits());
-        let reply = self.history.records[record].answered.as_ref().map(|(_, reply)| reply.clone());
-        if reply.is_none() {
-            self.fail("a call after the end of all faults has no answer");
-        }
-        reply
     }
 
     /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no
@@ -305,4 +303,30 @@ fn misplaced(node: u32, cluster: &Owners, table: Table, id: u64, suffix: &[u8]) 
     let owner = cluster.table().owner(table, id, suffix);
     (owner != node)
         .then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
+}
+
+impl FeedScene for ClusterRun {
+    /// The first client makes a call, and gets the answer.
+    fn observe(&mut self, op: Op) -> Option<Reply> {
+        let record = self.history.records.len();
+        self.call(0, Request { creds: Creds::root(), op });
+        let until = self.queue.now + REST_MAX;
+        self.run_until(until, |world| !world.clients[0].waits());
+        let reply = self.history.records[record].answered.as_ref().map(|(_, reply)| reply.clone());
+        if reply.is_none() {
+            self.fail("a call after the end of all faults has no answer");
+        }
+        reply
+    }
+
+    fn ask(&mut self, op: Op) -> Option<Reply> {
+        let record = self.history.records.len();
+        let reply = self.observe(op);
+        self.history.records.truncate(record);
+        reply
+    }
+
+    fn page_limit(&mut self) -> u32 {
+        self.prng.between(1, 60) as u32
+    }
 }

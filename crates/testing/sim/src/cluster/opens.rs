@@ -17,6 +17,7 @@ use super::call::Waiting;
 use super::sessions::Claimed;
 use super::{ClusterRun, Event};
 use crate::event_queue::Scene;
+use crate::feed::FeedScene;
 use crate::network::MS;
 
 /// How a client has a file open at a member.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::World;
 use crate::client::{Client, Versions};
 use crate::event_queue::Scene;
+use crate::feed::FeedScene;
 
 /// How long everything may take to come to rest once nothing goes wrong any more: a call waits for
 /// its deadline at most.
@@ -147,33 +148,6 @@ impl World {
         }
     }
 
-    /// Asks the node; what is asked and answered is a part of the history.
-    pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
-        let request = Request { creds: Creds::root(), op: op.clone() };
-        let call = self.history.begin(usize::MAX, request, None);
-        let reply = self.ask(op);
-        if let Some(reply) = &reply {
-            self.history.finish(call, reply.clone());
-        }
-        reply
-    }
-
-    /// Asks the node.
-    pub(super) fn ask(&mut self, op: Op) -> Option<Reply> {
-        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
-        let filled = slot.clone();
-        if let Some(node) = self.host.node() {
-            let request = Request { creds: Creds::root(), op };
-            node.submit(request, Box::new(move |reply| *filled.lock() = Some(reply)));
-        }
-        self.host.sync();
-        let reply = slot.lock().take();
-        if reply.is_none() {
-            self.fail("a call of the node itself has no answer");
-        }
-        reply
-    }
-
     /// Clients leave, some with a word, some without; nothing of them may be left.
     fn say_farewell(&mut self) {
         for client_index in 0..self.clients.len() {
@@ -219,5 +193,38 @@ impl World {
         {
             self.fail(format!("{} rows of history are left of no snapshot", found.history));
         }
+    }
+}
+
+impl FeedScene for World {
+    /// Asks the node; what is asked and answered is a part of the history.
+    fn observe(&mut self, op: Op) -> Option<Reply> {
+        let request = Request { creds: Creds::root(), op: op.clone() };
+        let call = self.history.begin(usize::MAX, request, None);
+        let reply = self.ask(op);
+        if let Some(reply) = &reply {
+            self.history.finish(call, reply.clone());
+        }
+        reply
+    }
+
+    /// Asks the node.
+    fn ask(&mut self, op: Op) -> Option<Reply> {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        if let Some(node) = self.host.node() {
+            let request = Request { creds: Creds::root(), op };
+            node.submit(request, Box::new(move |reply| *filled.lock() = Some(reply)));
+        }
+        self.host.sync();
+        let reply = slot.lock().take();
+        if reply.is_none() {
+            self.fail("a call of the node itself has no answer");
+        }
+        reply
+    }
+
+    fn page_limit(&mut self) -> u32 {
+        self.prng.between(1, 60) as u32
     }
 }

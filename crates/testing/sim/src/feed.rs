@@ -6,32 +6,42 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
 use kestrel_types::policy::{PolicyField, XATTR_PREFIX};
-use kestrel_types::request::{Answer, Op, XattrFlags};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, XattrFlags};
 
-use super::World;
 use crate::event_queue::Scene;
 
 /// How long events are kept: longer than a run.
 const KEPT: &[u8] = b"24h";
 
-impl World {
+/// A run in which the root may have a feed.
+pub(crate) trait FeedScene: Scene {
+    /// A call of the superuser, which is judged like those of clients.
+    fn observe(&mut self, op: Op) -> Option<Reply>;
+
+    /// A call of the superuser that is not judged.
+    fn ask(&mut self, op: Op) -> Option<Reply>;
+
+    /// Most events of the next page.
+    fn page_limit(&mut self) -> u32;
+
     /// The root has a feed from now on.
-    pub(super) fn record_changes(&mut self) {
-        let name = [XATTR_PREFIX, PolicyField::Feed.name().as_bytes()].concat().into();
+    fn record_changes(&mut self) {
+        let name: Box<[u8]> = [XATTR_PREFIX, PolicyField::Feed.name().as_bytes()].concat().into();
         let root = InodeRef::by_id(ROOT);
-        let set = self.observe(Op::SetXattr(root, name, KEPT.into(), XattrFlags::default()));
-        if !matches!(set, Some(Ok(_))) {
-            self.fail(format!("the root has no feed: {set:?}"));
+        let set = Op::SetXattr(root, name, KEPT.into(), XattrFlags::default());
+        match patiently(|| self.observe(set.clone())) {
+            Some(Ok(_)) => {}
+            other => self.fail(format!("the root has no feed: {other:?}")),
         }
     }
 
     /// Applies all events of the root's feed and compares what they make with the tree.
-    pub(super) fn replay_feed(&mut self) {
+    fn replay_feed(&mut self) {
         let mut mirror = FeedMirror::default();
         let mut from = FeedStart::Oldest;
         loop {
-            let limit = self.prng.between(1, 60) as u32;
-            let page = match self.ask(Op::FeedRead { dir: ROOT, from, limit }) {
+            let limit = self.page_limit();
+            let page = match patiently(|| self.ask(Op::FeedRead { dir: ROOT, from, limit })) {
                 Some(Ok(Answer::Feed(page))) => page,
                 other => return self.fail(format!("the feed cannot be read: {other:?}")),
             };
@@ -57,7 +67,7 @@ impl World {
     /// Adds the paths of all names below a directory.
     fn names_below(&mut self, dir: InodeId, at: &[u8], names: &mut NamesBelow) {
         let list = Op::ReadDir { dir, after: None, limit: 4096, check: false };
-        let Some(Ok(Answer::Entries { entries, .. })) = self.ask(list) else {
+        let Some(Ok(Answer::Entries { entries, .. })) = patiently(|| self.ask(list.clone())) else {
             return self.fail(format!("directory {dir} cannot be listed at the end"));
         };
         for entry in entries {
@@ -71,4 +81,15 @@ impl World {
             names.insert(path, entry.ino);
         }
     }
+}
+
+/// Asks again if nodes could not be reached in time.
+fn patiently(mut ask: impl FnMut() -> Option<Reply>) -> Option<Reply> {
+    for _ in 0..3 {
+        let reply = ask();
+        if !matches!(&reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT) {
+            return reply;
+        }
+    }
+    ask()
 }
