@@ -125,6 +125,15 @@ python3 "$ROOT/tests/cluster/change_load.py" "$a" "$b" "$WORK/stop" >"$WORK/load
 load=$!
 python3 "$WORK/appender.py" "$a" "$b" "$WORK/stop" >"$WORK/appender.out" 2>&1 &
 appender=$!
+# Names below a directory with a change feed, by both mounts.
+watch_py=$ROOT/tests/posix/watch.py
+mkdir "$a/fed"
+"$KESTREL" policy set "$a/fed" feed=1d
+mkdir "$a/fed/shared"
+python3 "$watch_py" load "$a/fed" 1 10 >"$WORK/fed.1" &
+fed=($!)
+python3 "$watch_py" load "$b/fed" 2 10 >"$WORK/fed.2" &
+fed+=($!)
 sleep 3
 fourth=$(node_pid "$volume" 4)
 check "a node leaves under load" remove 4
@@ -140,6 +149,13 @@ if wait "$appender"; then ok "what was appended, and what was deleted, is comple
     cat "$WORK/appender.out"
     fail "what was appended, or deleted"
 fi
+check "changes below a feed went on" wait "${fed[@]}"
+# fed TOP FILE: the events that are kept of the feed there.
+fed() { timeout 120 "$KESTREL" watch "$1" --since oldest --no-wait --json | grep '"event"' >"$2"; }
+check "none failed" grep -c ' changes$' "$WORK/fed.1" "$WORK/fed.2"
+fed "$a/fed" "$WORK/fed.json"
+check "the feed has those of the node that left" python3 "$watch_py" mirror "$a/fed" \
+    "$WORK/fed.json"
 NODES=3
 refuses "it does not start again" "node 4 has left the cluster" start_node "$volume" 4
 check "who removes it once more is told so" remove 4
@@ -161,6 +177,8 @@ check "and have everything" check_kept "$b"
 check "a dump of all that are left" "$KESTREL" dump "$url" "$WORK/left.dump"
 check "is one of the whole" "$KESTREL" load "$WORK/left.dump" "$WORK/one" \
     --objects "$volume/objects"
+fed "$WORK/one:/fed" "$WORK/fed-one.json"
+check "with the feed" cmp "$WORK/fed.json" "$WORK/fed-one.json"
 
 # The dump has numbers that node 4 made. In a cluster of three the next node is the fourth, and
 # makes none of them again.
@@ -171,6 +189,12 @@ check "it is loaded into three other nodes" "$KESTREL" load "$WORK/left.dump" "$
     --objects "$volume/objects"
 check "these start" start_server "$fewer"
 mount_volume "$fewer" "$WORK/mnt-fewer"
+refuses "events of a node that is not there are gone" 'not kept any more' \
+    "$KESTREL" watch "$WORK/mnt-fewer/fed" --no-wait \
+    --since "$(sed -nE '1s/.*"cursor":"([^"]*)".*/\1/p' "$WORK/fed.json")"
+mkdir "$WORK/mnt-fewer/fed/new"
+check "new ones are told" sh -c \
+    "'$KESTREL' watch '$WORK/mnt-fewer/fed' --since oldest --no-wait | grep 'create .* new$'"
 read -r port < <(free_ports 1)
 "$KESTREL" cluster add-node "$fewer" --node "127.0.0.1:$port" >"$WORK/fewer.token"
 "$KESTREL" cluster join "$WORK/fewer.token" "$(node_dir "$fewer" 4)" >/dev/null

@@ -22,15 +22,6 @@ told() { watch "$@" --no-wait 2>/dev/null | sed -E 's/^[^ ]+  ([^ ]+) +/\1 /'; }
 # now_at DIR: the cursor after all that has happened below DIR.
 now_at() { watch "$1" --no-wait --json | sed -n 's/.*"cursor":"\([^"]*\)".*/\1/p'; }
 
-if [ "$NODES" != 1 ]; then
-    refuses "a cluster says that it has none" 'several nodes' \
-        "$KESTREL" policy set "$mnt/t" feed=1d
-    refuses "nor reads any" 'several nodes' watch "$mnt/t"
-    close_and_check "$volume" "$mnt"
-    summary
-    exit
-fi
-
 echo "-- the policy"
 refuses "without it nothing is recorded" 'no changes are recorded' watch "$mnt/t"
 refuses "no time" 'hours or days' "$KESTREL" policy set "$mnt/t" feed=7
@@ -203,6 +194,33 @@ check "what is told is what is there" python3 "$watch_py" mirror "$mnt/k" "$WORK
 python3 "$watch_py" load "$mnt/k" 5 1 >"$WORK/load.5"
 all "$mnt/k" "$WORK/killed.json"
 check "and what comes after it" python3 "$watch_py" mirror "$mnt/k" "$WORK/killed.json"
+
+if [ "$NODES" != 1 ]; then
+    echo "-- a node that is killed"
+    mkdir "$mnt/n"
+    "$KESTREL" policy set "$mnt/n" feed=1d
+    mkdir "$mnt/n/shared"
+    rm -f "$cursor"
+    "$KESTREL" watch "$mnt/n" --since oldest --cursor-file "$cursor" --json >"$WORK/node.json" &
+    reader=$!
+    loads=()
+    for seed in 6 7; do
+        python3 "$watch_py" load "$mnt/n" $seed $((seconds + 2)) >"$WORK/load.$seed" &
+        loads+=($!)
+    done
+    sleep 1
+    kill_node "$volume" 3
+    sleep 1
+    start_node "$volume" 3
+    wait "${loads[@]}"
+    check "changes go on" grep -c ' changes$' "$WORK/load.6" "$WORK/load.7"
+    all "$mnt/n" "$WORK/all.json"
+    last=$(grep '"event"' "$WORK/all.json" | tail -n 1)
+    check "a reader goes on" until_so grep -qxF "$last" "$WORK/node.json"
+    kill "$reader"
+    wait "$reader" 2>/dev/null || true
+    check "and has heard of everything" python3 "$watch_py" mirror "$mnt/n" "$WORK/node.json"
+fi
 
 if [ -z "$SERVING" ]; then
     echo "-- at rest"
