@@ -96,8 +96,6 @@ pub fn removal(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Str
             "rows": usage.rows, "bytes": usage.bytes, "next": next(usage.next.as_ref()),
         })),
         Ok(other) => Err(told(&unexpected(&other))),
-        // That of a volume of several nodes is not known.
-        Err(FsError { errno: libc::EOPNOTSUPP, .. }) => Ok(Value::Null),
         Err(why) => Err(told(&why)),
     }
 }

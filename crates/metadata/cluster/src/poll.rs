@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use kestrel_meta::feeds::{FeedPlace, FeedQuestion, check_reader, merge};
 use kestrel_meta::history::at::GONE;
-use kestrel_meta::node::Node;
+use kestrel_meta::node::{BAD_CURSOR, Node};
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -20,6 +20,7 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
 use kestrel_types::snapshot::SnapshotId;
+use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
 
 use super::message::Message;
 use super::message::polls::{PollAnswer, PollQuestion};
@@ -38,6 +39,9 @@ pub(super) enum Then {
     TellLocated(u64),
     /// The request with this ticket, which asks so, hears a page of a change feed.
     TellFeed(u64, FeedStart, Box<FeedQuestion>),
+    /// The request with this ticket hears what removing a snapshot would give back of this node's
+    /// history.
+    TellRemoval(u64, NodeId),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -137,6 +141,18 @@ impl ClusterNode {
                     Err(why) => return log::error!("a change feed that another node reads: {why}"),
                 }
             }
+            PollQuestion::Removal(snapshot, node, after) if node == self.me => {
+                match self.node.snapshot_usage(snapshot, after.as_ref()) {
+                    Ok(usage) => (PollAnswer::Removal(usage), 0),
+                    Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
+                    // The cursor is none of this node's.
+                    Err(why) if why.errno == libc::EINVAL => (PollAnswer::Done, 0),
+                    Err(why) => {
+                        return log::error!("what removing a snapshot would give back: {why}");
+                    }
+                }
+            }
+            PollQuestion::Removal(..) => (PollAnswer::Done, 0),
             PollQuestion::At(snapshot, question) => match self.polled_at(snapshot, *question) {
                 Ok(answer) => (answer, 0),
                 Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
@@ -247,6 +263,38 @@ impl ClusterNode {
         self.poll(PollQuestion::Feed(asked.clone()), Then::TellFeed(ticket, from, asked));
     }
 
+    /// Begins to answer `Op::SnapshotUsage`: the nodes have their turn one after the other, as a
+    /// cursor begins with the number of the node that it is at.
+    pub(super) fn tell_removal(&mut self, ticket: u64) {
+        let first = self.table.serving().next();
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let Op::SnapshotUsage { snapshot, after } = &work.request.op else { return };
+        let (snapshot, place) = match after.as_deref() {
+            None => (*snapshot, first.map(|node| (node, None))),
+            Some(cursor) => (*snapshot, place_of_removal(cursor)),
+        };
+        match place.filter(|(node, _)| self.table.serving().any(|other| other == *node)) {
+            Some((node, after)) => {
+                work.stage = Stage::Polling;
+                let question = PollQuestion::Removal(snapshot, node, after);
+                self.poll(question, Then::TellRemoval(ticket, node));
+            }
+            None => self.answer(ticket, Err(BAD_CURSOR.into())),
+        }
+    }
+
+    /// What a node has told of a removal, and where the next part begins: there, or at the next
+    /// node.
+    fn removal_of(&self, node: NodeId, told: Option<PollAnswer>) -> FsResult<Answered> {
+        let Some(PollAnswer::Removal(usage)) = told else { return Err(BAD_CURSOR) };
+        let next = match &usage.next {
+            Some(inner) => Some((node, &**inner)),
+            None => self.table.serving().find(|other| *other > node).map(|next| (next, &[][..])),
+        };
+        let next = next.map(|(node, inner)| [&node.to_be_bytes(), inner].concat().into());
+        Ok(Answered::SnapshotUsage(SnapshotUsage { next, ..usage }))
+    }
+
     fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         match then {
             Then::TellUsage(ticket) => {
@@ -271,6 +319,14 @@ impl ClusterNode {
                 };
                 self.answer(ticket, reply.map_err(Into::into));
             }
+            Then::TellRemoval(ticket, node) => {
+                let reply = match answers {
+                    Some(answers) if is_gone(&answers) => Err(gone()),
+                    Some(mut answers) => self.removal_of(node, answers.remove(&node)),
+                    None => Err(out_of_reach()),
+                };
+                self.answer(ticket, reply.map_err(Into::into));
+            }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
@@ -289,6 +345,7 @@ impl ClusterNode {
                 Then::TellUsage(_)
                 | Then::TellLocated(_)
                 | Then::TellFeed(..)
+                | Then::TellRemoval(..)
                 | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
@@ -346,6 +403,12 @@ fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> Answered {
         };
     }
     Answered::Located { found, next }
+}
+
+/// The node that a cursor of a removal is at, and the node's own cursor; `None` if it is none.
+fn place_of_removal(cursor: &[u8]) -> Option<(NodeId, Option<HistoryCursor>)> {
+    let (node, inner) = cursor.split_first_chunk()?;
+    Some((NodeId::from_be_bytes(*node), (!inner.is_empty()).then(|| inner.into())))
 }
 
 /// The page of a change feed that the parts of all members make.

@@ -92,6 +92,9 @@ impl ClusterNode {
             work.stage = Stage::Polling;
             return self.poll(question, Then::TellLocated(ticket));
         }
+        if matches!(work.request.op, Op::SnapshotUsage { .. }) && !alone {
+            return self.tell_removal(ticket);
+        }
         if matches!(work.request.op, Op::TreeUsage(_)) && !alone {
             work.stage = Stage::Polling;
             return self.walk_tree(ticket);

@@ -73,6 +73,7 @@ pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
 pub use quotas::{QuotaDifferences, compare_quotas};
 pub use reply_thread::Replies;
+pub use snapshot_changes::BAD_CURSOR;
 pub use snapshots::needs_all_nodes;
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).

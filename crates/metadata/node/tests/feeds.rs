@@ -503,7 +503,43 @@ impl Reader {
     fn compare(&self, node: &Node) {
         let mut names = NamesBelow::new();
         scan(node, self.dir, b"", &mut names);
-        assert_eq!(self.mirror.names, names);
+        if self.mirror.names == names {
+            return;
+        }
+        // What differs, and what the feed has of it: an event that was skipped, or none.
+        let mut events = Vec::new();
+        let mut from = FeedStart::Oldest;
+        loop {
+            let page = read(node, self.dir, from, 4096).unwrap();
+            from = after(&page);
+            events.extend(page.events);
+            if !page.more {
+                break;
+            }
+        }
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let (told, there) = (&self.mirror.names, &names);
+        for path in told.keys().chain(there.keys()) {
+            let (told, there) = (told.get(path), there.get(path));
+            if told == there {
+                continue;
+            }
+            println!("{}: told {told:?}, there {there:?}", text(path));
+            let ino = told.or(there);
+            let of_it = |event: &FeedEvent| {
+                let before = event.to.as_ref().and_then(|to| to.before);
+                Some(&event.ino) == ino
+                    || before.is_some_and(|(before, _)| Some(&before) == ino)
+                    || path.starts_with(&event.path)
+                    || event.to.as_ref().is_some_and(|to| path.starts_with(&to.path))
+            };
+            for (position, event) in events.iter().filter(|(_, event)| of_it(event)) {
+                let to = event.to.as_ref().map(|to| (text(&to.path), to.before));
+                let FeedEvent { kind, ino, path, .. } = event;
+                println!("  {position:?} {kind:?} {ino} {} {to:?}", text(path));
+            }
+        }
+        panic!("the feed does not tell of what is there");
     }
 }
 

@@ -5,8 +5,10 @@ use kestrel_meta::feeds::{FeedPart, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::DirEntry;
 use kestrel_types::snapshot::SnapshotId;
+use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
 
 /// A place in the answer to a question about directories: which of them, and the last directory in
 /// it that was told.
@@ -46,6 +48,9 @@ pub enum PollQuestion {
     Locate(Vec<InodeId>, Option<(InodeId, Name)>),
     /// A part of a change feed.
     Feed(Box<FeedQuestion>),
+    /// What removing a snapshot would give back of the history of this node, from a cursor on. The
+    /// other nodes have nothing to say.
+    Removal(SnapshotId, NodeId, Option<HistoryCursor>),
     /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
     At(SnapshotId, Box<PollQuestion>),
 }
@@ -72,6 +77,8 @@ pub enum PollAnswer {
     Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
     /// What it has of a change feed.
     Feed(Box<FeedPart>),
+    /// A part of what removing a snapshot would give back.
+    Removal(SnapshotUsage),
     /// There is no such snapshot.
     Gone,
 }
@@ -93,6 +100,10 @@ impl PollQuestion {
                 | (PollQuestion::Entries, PollAnswer::Entries(_))
                 | (PollQuestion::Locate(..), PollAnswer::Located(..))
                 | (PollQuestion::Feed(_), PollAnswer::Feed(_))
+                | (
+                    PollQuestion::Removal(..),
+                    PollAnswer::Removal(_) | PollAnswer::Done | PollAnswer::Gone
+                )
         )
     }
 }

@@ -30,6 +30,7 @@ impl ClusterNode {
         match self.works.get(&ticket).map(|work| &work.request.op) {
             Some(Op::At(..)) => return self.read_at(ticket),
             Some(Op::SnapshotList { .. }) => return self.list_snapshots(ticket),
+            Some(Op::SnapshotUsage { .. }) => return self.tell_removal(ticket),
             _ => {}
         }
         if self.is_misdirected(ticket) {

@@ -9,6 +9,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::request::DirEntry;
+use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor, SnapshotUsage};
 
 use super::{boolean, list, put_ids, put_list, put_numbered};
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
@@ -24,6 +25,7 @@ const ENTRIES: u8 = 7;
 const LOCATE: u8 = 8;
 const AT: u8 = 9;
 const FEED: u8 = 10;
+const REMOVAL: u8 = 11;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
 const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
@@ -55,6 +57,11 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             out.extend_from_slice(&after.to_bytes());
             put_varint(out, u64::from(*limit));
         }
+        PollQuestion::Removal(snapshot, node, after) => {
+            put_numbered(out, REMOVAL, *snapshot);
+            put_varint(out, u64::from(*node));
+            put_cursor(out, after.as_ref());
+        }
         PollQuestion::At(snapshot, question) => {
             put_numbered(out, AT, *snapshot);
             put_question(out, question);
@@ -77,6 +84,7 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
             let (after, limit) = (FeedPosition::decode_from(r)?, r.varint32()?);
             PollQuestion::Feed(Box::new(FeedQuestion { place, after, limit }))
         }
+        REMOVAL => PollQuestion::Removal(r.varint()?, r.varint32()?, cursor(r)?),
         AT => {
             let snapshot = r.varint()?;
             let question = match r.u8()? {
@@ -88,6 +96,15 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
         }
         _ => return Err(DecodeError("an unknown question")),
     })
+}
+
+fn put_cursor(out: &mut Vec<u8>, cursor: Option<&HistoryCursor>) {
+    put_string(out, cursor.map_or(&[][..], |cursor| &**cursor));
+}
+
+fn cursor(r: &mut Reader<'_>) -> Result<Option<HistoryCursor>, DecodeError> {
+    let bytes = r.string(CURSOR_BYTES_MAX)?;
+    Ok((!bytes.is_empty()).then(|| bytes.into()))
 }
 
 fn tree(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> {
@@ -124,6 +141,11 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
                 out.extend_from_slice(&position.to_bytes());
                 event.encode_into(out);
             });
+        }
+        PollAnswer::Removal(SnapshotUsage { rows, bytes, next }) => {
+            put_numbered(out, REMOVAL, *rows);
+            put_varint(out, *bytes);
+            put_cursor(out, next.as_ref());
         }
         PollAnswer::Gone => out.push(AT),
         PollAnswer::Located(found, next) => {
@@ -171,6 +193,11 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
             let events = list(r, FEED_EVENT_MIN, event)?;
             PollAnswer::Feed(Box::new(FeedPart { began, trimmed, complete, events, more }))
         }
+        REMOVAL => PollAnswer::Removal(SnapshotUsage {
+            rows: r.varint()?,
+            bytes: r.varint()?,
+            next: cursor(r)?,
+        }),
         LOCATE => PollAnswer::Located(list(r, 5, located)?, name_after(r)?),
         AT => PollAnswer::Gone,
         _ => return Err(DecodeError("an unknown answer")),

@@ -18,6 +18,7 @@ use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::{Creds, DirEntry, Op, Request};
 use kestrel_types::retention::Retention;
 use kestrel_types::snapshot::SnapshotInfo;
+use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
 use kestrel_types::stat::DirStat;
 use kestrel_types::tier::Tier;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -193,6 +194,10 @@ fn question_about_names() -> BoxedStrategy<PollQuestion> {
     .boxed()
 }
 
+fn any_cursor() -> BoxedStrategy<Option<HistoryCursor>> {
+    option::of(vec(any::<u8>(), 1..20).prop_map(HistoryCursor::from)).boxed()
+}
+
 fn any_feed_position() -> BoxedStrategy<FeedPosition> {
     any::<(u64, u16, u32)>()
         .prop_map(|(stamp, worker, number)| FeedPosition { stamp, worker, number })
@@ -238,6 +243,8 @@ fn any_question() -> BoxedStrategy<PollQuestion> {
         question_about_names(),
         (number(), question_about_names())
             .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
+        (number(), any::<u32>(), any_cursor())
+            .prop_map(|(snapshot, node, after)| PollQuestion::Removal(snapshot, node, after)),
         any_feed_question().prop_map(|asked| PollQuestion::Feed(Box::new(asked))),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Weigh(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| PollQuestion::Confirm(round, objects)),
@@ -269,6 +276,9 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
         Just(PollAnswer::Done),
         Just(PollAnswer::Gone),
+        (number(), number(), any_cursor()).prop_map(|(rows, bytes, next)| PollAnswer::Removal(
+            SnapshotUsage { rows, bytes, next }
+        )),
         any_feed_part().prop_map(|part| PollAnswer::Feed(Box::new(part))),
         (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(
             LoadReport { node, entries, names }

@@ -28,6 +28,7 @@ use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Request};
 use kestrel_types::snapshot::SnapshotInfo;
+use kestrel_types::snapshot_changes::SnapshotUsage;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
@@ -277,10 +278,15 @@ fn polls() -> Vec<(&'static str, Message)> {
             "poll-locate",
             poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap())))),
         ),
+        ("poll-removal", poll(PollQuestion::Removal(1 << 60, 2, Some((*b"cursor").into())))),
         ("poll-feed", poll(PollQuestion::Feed(Box::new(feed_question())))),
         (
             "poll-tree-at",
             poll(PollQuestion::At(1 << 60, Box::new(PollQuestion::Tree(vec![1], None)))),
+        ),
+        (
+            "polled-removal",
+            polled(PollAnswer::Removal(SnapshotUsage { rows: 300, bytes: 1 << 40, next: None })),
         ),
         ("polled-feed", polled(PollAnswer::Feed(Box::new(feed_part())))),
         ("polled-gone", polled(PollAnswer::Gone)),

@@ -71,7 +71,9 @@ impl Node {
                 }
                 None => return hand_back(request, sink, NotAloneReason::Away),
             },
-            Op::FeedRead { .. } if table.as_ref().is_some_and(|table| !table.is_alone()) => {
+            Op::FeedRead { .. } | Op::SnapshotUsage { .. }
+                if table.as_ref().is_some_and(|table| !table.is_alone()) =>
+            {
                 return hand_back(request, sink, NotAloneReason::Away);
             }
             _ => self.answer(&request, &mut wait),
@@ -177,7 +179,9 @@ impl Node {
                 let compared = Compared { dir: *dir, older: *older, newer: *newer, limit: *limit };
                 self.snapshot_changes(&request.creds, &compared, (files, after.as_ref()), wait)
             }
-            Op::SnapshotUsage { snapshot, after } => self.snapshot_usage(*snapshot, after.as_ref()),
+            Op::SnapshotUsage { snapshot, after } => {
+                Ok(Answer::SnapshotUsage(self.snapshot_usage(*snapshot, after.as_ref())?))
+            }
             // A hint, so nothing to wait for: the client asks for what is there.
             Op::Locate { files, after } => {
                 Ok(locate::run(&*self.engine, (files, after.as_ref()), &|_, _| true)?)

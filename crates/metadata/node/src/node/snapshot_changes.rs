@@ -18,7 +18,7 @@ use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, Outcome, Reply};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::snapshot_changes::{
-    ChangedDir, ChangedName, DirMoment, HistoryCursor, SnapshotChanges,
+    ChangedDir, ChangedName, DirMoment, HistoryCursor, SnapshotChanges, SnapshotUsage,
 };
 use kestrel_types::stat::DirStat;
 
@@ -42,7 +42,8 @@ const SEVERAL_NODES: FsError = FsError::new(
     "no node of a cluster knows all that has changed: walk through both moments",
 );
 
-const BAD_CURSOR: FsError =
+/// A cursor that is of another listing, or of a node that has left.
+pub const BAD_CURSOR: FsError =
     FsError::new(libc::EINVAL, "the listing does not go on there: begin it again");
 
 /// The two moments, and the tree.
@@ -141,20 +142,24 @@ impl Node {
         Ok(Answer::SnapshotChanges(Box::new(page.told)))
     }
 
-    /// Executes [`kestrel_types::Op::SnapshotUsage`].
-    pub(super) fn snapshot_usage(
+    /// What removing a snapshot would give back of the history that this node has, from a cursor
+    /// on: a part.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such snapshot, `EINVAL` for a cursor of something else; the
+    /// engine's.
+    pub fn snapshot_usage(
         &self,
         snapshot: SnapshotId,
         after: Option<&HistoryCursor>,
-    ) -> Reply {
-        self.has_all_rows()?;
+    ) -> FsResult<SnapshotUsage> {
         self.need_snapshot(snapshot)?;
         let from = match after {
             None => None,
             Some(bytes) => Some(usage::decode_cursor(bytes).ok_or(BAD_CURSOR)?),
         };
         let page = usage::page(&*self.engine, &self.core.snapshots, snapshot, from.as_ref());
-        Ok(Answer::SnapshotUsage(page.map_err(engine_error)?))
+        page.map_err(engine_error)
     }
 
     /// Fails if other nodes have a part of the rows.
