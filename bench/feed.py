@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What a change feed costs and how fast it is read: creates below a directory without the policy
-`feed`, with it, and with a reader (CPU of the mount's process); how long after a create its event
-comes; how many events a second one `kestrel watch --json` reads, beside the files a second that
-four processes create.
+`feed`, with it, and with a reader (CPU of the volume's processes); how long after a create its
+event comes; how many events a second one `kestrel watch --json` reads, beside the files a second
+that four processes create. On a volume in a mount's process, and on one that three nodes share.
 
     bench/feed.py             5,000 files a round: writes target/bench/feed.json, feed.svg
     bench/feed.py --full      50,000
@@ -15,7 +15,17 @@ import subprocess
 import threading
 import time
 
-from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
+from common import (
+    KESTREL,
+    Cluster,
+    bars,
+    conclude,
+    cpu_of,
+    mounted,
+    options_of,
+    run,
+    scratch_for,
+)
 
 # The bars of the issue: CPU of a create with a reader to that without a feed, 99th percentile of
 # the delay in seconds, events a second to files created a second.
@@ -30,12 +40,12 @@ def create(path):
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 
 
-def measured(pid, directory, count):
+def measured(pids, directory, count):
     """CPU and time of a create, microseconds. The files are removed again."""
-    used, begun = cpu_of(pid), time.perf_counter()
+    used, begun = sum(map(cpu_of, pids)), time.perf_counter()
     for number in range(count):
         create(f"{directory}/{number}")
-    found = time.perf_counter() - begun, cpu_of(pid) - used
+    found = time.perf_counter() - begun, sum(map(cpu_of, pids)) - used
     for number in range(count):
         os.unlink(f"{directory}/{number}")
     return [seconds / count * 1e6 for seconds in found]
@@ -108,25 +118,38 @@ def reads(directory):
     return (told.count("\n") - 1) / (time.perf_counter() - begun)
 
 
-def rows_of(scratch, count, rounds):
+def rows_alone(scratch, count, rounds):
     volume, mount = f"{scratch}/volume", f"{scratch}/mount"
     os.mkdir(mount)
     run(KESTREL, "format", volume)
     run(KESTREL, "mount", volume, mount)
+    return rows_of(mount, [mounted(volume)], count, rounds)
+
+
+def rows_of_nodes(scratch, count, rounds):
+    nodes, mount = Cluster(scratch, 3), f"{scratch}/shared"
+    os.mkdir(mount)
+    run(KESTREL, "mount", nodes.url, mount)
+    pids = [mounted(volume) for volume in nodes.volumes]
+    rows = rows_of(mount, pids, count, rounds)
+    nodes.stop()
+    return [{**row, "what": f'{row["what"]}, 3 nodes'} for row in rows]
+
+
+def rows_of(mount, pids, count, rounds):
     ways = ("no feed", "a feed", "a feed and a reader")
     found = {way: [] for way in ways}
     late, created, read = [], [], []
     try:
         directory = f"{mount}/d"
         os.mkdir(directory)
-        pid = mounted(volume)
-        measured(pid, directory, count // 4)
+        measured(pids, directory, count // 4)
         for number in range(rounds):
-            found[ways[0]].append(measured(pid, directory, count))
+            found[ways[0]].append(measured(pids, directory, count))
             run(KESTREL, "policy", "set", directory, "feed=1d")
-            found[ways[1]].append(measured(pid, directory, count))
+            found[ways[1]].append(measured(pids, directory, count))
             reader = Reader(directory)
-            found[ways[2]].append(measured(pid, directory, count))
+            found[ways[2]].append(measured(pids, directory, count))
             reader.end()
             late.extend(delays(directory))
             busy = f"{mount}/busy{number}"
@@ -157,7 +180,7 @@ def rows_of(scratch, count, rounds):
 
 
 def judge(rows):
-    none, _, reader, delay, created, read = rows
+    none, _, reader, delay, created, read = rows[:6]
     ratio = reader["cpu_us"] / none["cpu_us"]
     rate = read["per_second"] / created["per_second"]
     late = delay["p99_ms"] / 1e3
@@ -171,16 +194,19 @@ def judge(rows):
 
 
 def plot(path, rows):
-    bars(path, [(row["what"], row["cpu_us"], True) for row in rows[:3]], "µs")
+    shown = [(row["what"], row["cpu_us"], True) for row in rows if "cpu_us" in row]
+    bars(path, shown, "µs", left=240)
 
 
 def main():
     wanted = options_of(__doc__, "feed", 5, "50,000 files a round").parse_args()
     with scratch_for(wanted.out) as scratch:
-        rows = rows_of(scratch, 50_000 if wanted.full else 5_000, wanted.rounds)
+        count = 50_000 if wanted.full else 5_000
+        rows = rows_alone(scratch, count, wanted.rounds)
+        rows += rows_of_nodes(scratch, count, wanted.rounds)
         for row in rows:
             figures = {name: round(value, 2) for name, value in row.items() if name != "what"}
-            print(f'{row["what"]:28} {figures}')
+            print(f'{row["what"]:38} {figures}')
     conclude(wanted.out, rows, judge(rows), plot)
 
 
