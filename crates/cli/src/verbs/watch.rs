@@ -111,7 +111,7 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
         }
         if let Some(why) = page["unreachable"].as_str() {
             if args.no_wait {
-                return Err(goes_on(place.fail(&why)));
+                return Err(goes_on(place.fail(why)));
             }
             if !std::mem::replace(&mut is_waiting, true) {
                 eprintln!("kestrel watch: {why}; it goes on when they answer");
