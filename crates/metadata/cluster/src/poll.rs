@@ -138,18 +138,17 @@ impl ClusterNode {
                 let (looked_at, mut wait) = ((self.node.core().scan_rows / 2).max(1), 0);
                 match self.node.feed_part(&asked, looked_at, &mut wait) {
                     Ok(part) => (PollAnswer::Feed(Box::new(part)), wait),
-                    Err(why) => return log::error!("a change feed that another node reads: {why}"),
+                    // Where the rows are nobody answers at present.
+                    Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
+                    Err(why) => (PollAnswer::Failed(why), 0),
                 }
             }
             PollQuestion::Removal(snapshot, node, after) if node == self.me => {
                 match self.node.snapshot_usage(snapshot, after.as_ref()) {
                     Ok(usage) => (PollAnswer::Removal(usage), 0),
                     Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
-                    // The cursor is none of this node's.
-                    Err(why) if why.errno == libc::EINVAL => (PollAnswer::Done, 0),
-                    Err(why) => {
-                        return log::error!("what removing a snapshot would give back: {why}");
-                    }
+                    Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
+                    Err(why) => (PollAnswer::Failed(why), 0),
                 }
             }
             PollQuestion::Removal(..) => (PollAnswer::Done, 0),
@@ -286,7 +285,11 @@ impl ClusterNode {
     /// What a node has told of a removal, and where the next part begins: there, or at the next
     /// node.
     fn removal_of(&self, node: NodeId, told: Option<PollAnswer>) -> FsResult<Answered> {
-        let Some(PollAnswer::Removal(usage)) = told else { return Err(BAD_CURSOR) };
+        let usage = match told {
+            Some(PollAnswer::Removal(usage)) => usage,
+            Some(PollAnswer::Failed(why)) => return Err(why),
+            _ => return Err(BAD_CURSOR),
+        };
         let next = match &usage.next {
             Some(inner) => Some((node, &**inner)),
             None => self.table.serving().find(|other| *other > node).map(|next| (next, &[][..])),
@@ -417,10 +420,14 @@ fn page_of(
     from: FeedStart,
     answers: BTreeMap<NodeId, PollAnswer>,
 ) -> FsResult<Answered> {
-    let parts = answers.into_values().filter_map(|answer| match answer {
-        PollAnswer::Feed(part) => Some(*part),
-        _ => None,
-    });
+    let mut parts = Vec::new();
+    for answer in answers.into_values() {
+        match answer {
+            PollAnswer::Feed(part) => parts.push(*part),
+            PollAnswer::Failed(why) => return Err(why),
+            _ => {}
+        }
+    }
     merge(asked, from, parts).map(|page| Answered::Feed(Box::new(page)))
 }
 

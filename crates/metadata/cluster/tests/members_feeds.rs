@@ -4,7 +4,8 @@
 
 mod common;
 
-use kestrel_types::feed::FeedStart;
+use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_types::feed::{FeedRow, FeedStart};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, RenameFlags, SetAttr};
 
@@ -87,4 +88,36 @@ fn feed_of_all_members() {
     cluster.did(record(top));
     assert_eq!(errno(&cluster.ask(1, read)), libc::ESTALE);
     assert_eq!(cluster.page(top, FeedStart::Oldest, 10).events, []);
+}
+
+/// A row that cannot be read is told to the reader, whichever node has it.
+#[test]
+fn damaged_row_of_another_node() {
+    let mut cluster = Cluster::new(3);
+    let top = cluster.inode(1, Op::MkDir(at("a1"), 0o755)).ino;
+    cluster.did(record(top));
+    for name in ["a1/b1", "a1/b2", "a1/b3"] {
+        cluster.did(mknod(name));
+    }
+    let page = cluster.page(top, FeedStart::Oldest, 10);
+    for (position, _) in page.events {
+        let row = Mutation {
+            key: FeedRow::Event(position).key(top),
+            value: Some(b"no event"[..].into()),
+        };
+        let engine = cluster.members[&position.node()].node().engine().clone();
+        let mut event = None;
+        let read = engine.get_many(&[row.key.borrow()], &mut |_, found| {
+            event = found.value.map(Box::<[u8]>::from);
+        });
+        read.unwrap();
+        let whole = Mutation { key: row.key.clone(), value: event };
+        engine.commit(BatchKind::Growing, vec![row]).unwrap();
+        let read = Op::FeedRead { dir: top, from: FeedStart::Oldest, limit: 10 };
+        let reply = cluster.ask(1, read);
+        assert_eq!(errno(&reply), libc::EIO);
+        assert!(format!("{reply:?}").contains("damaged row of the feed"), "{reply:?}");
+        engine.commit(BatchKind::Growing, vec![whole]).unwrap();
+    }
+    assert_eq!(cluster.page(top, FeedStart::Oldest, 10).events.len(), 3);
 }

@@ -3,6 +3,7 @@
 use kestrel_balancer::load_report::LoadReport;
 use kestrel_meta::feeds::{FeedPart, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
+use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
@@ -79,6 +80,8 @@ pub enum PollAnswer {
     Feed(Box<FeedPart>),
     /// A part of what removing a snapshot would give back.
     Removal(SnapshotUsage),
+    /// It cannot tell, and why.
+    Failed(FsError),
     /// There is no such snapshot.
     Gone,
 }
@@ -99,10 +102,13 @@ impl PollQuestion {
                 | (PollQuestion::Forget(..), PollAnswer::Done)
                 | (PollQuestion::Entries, PollAnswer::Entries(_))
                 | (PollQuestion::Locate(..), PollAnswer::Located(..))
-                | (PollQuestion::Feed(_), PollAnswer::Feed(_))
+                | (PollQuestion::Feed(_), PollAnswer::Feed(_) | PollAnswer::Failed(_))
                 | (
                     PollQuestion::Removal(..),
-                    PollAnswer::Removal(_) | PollAnswer::Done | PollAnswer::Gone
+                    PollAnswer::Removal(_)
+                        | PollAnswer::Done
+                        | PollAnswer::Gone
+                        | PollAnswer::Failed(_)
                 )
         )
     }

@@ -8,10 +8,11 @@ use kestrel_types::feed::{FEED_PATH_MAX, FeedEvent, FeedPosition, POSITION_BYTES
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{NAME_MAX, Name};
-use kestrel_types::request::DirEntry;
+use kestrel_types::request::{DirEntry, Outcome};
 use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor, SnapshotUsage};
+use kestrel_types::wire::{decode_reply, encode_reply};
 
-use super::{boolean, list, put_ids, put_list, put_numbered};
+use super::{boolean, failure, list, put_ids, put_list, put_numbered};
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -26,6 +27,7 @@ const LOCATE: u8 = 8;
 const AT: u8 = 9;
 const FEED: u8 = 10;
 const REMOVAL: u8 = 11;
+const FAILED: u8 = 12;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
 const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
@@ -147,6 +149,10 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
             put_varint(out, *bytes);
             put_cursor(out, next.as_ref());
         }
+        PollAnswer::Failed(why) => {
+            out.push(FAILED);
+            encode_reply(&Err(Outcome::Failed(why.clone())), out);
+        }
         PollAnswer::Gone => out.push(AT),
         PollAnswer::Located(found, next) => {
             out.push(LOCATE);
@@ -193,6 +199,7 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
             let events = list(r, FEED_EVENT_MIN, event)?;
             PollAnswer::Feed(Box::new(FeedPart { began, trimmed, complete, events, more }))
         }
+        FAILED => PollAnswer::Failed(failure(decode_reply(r)?)?),
         REMOVAL => PollAnswer::Removal(SnapshotUsage {
             rows: r.varint()?,
             bytes: r.varint()?,

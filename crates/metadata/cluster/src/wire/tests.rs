@@ -279,6 +279,7 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         (number(), number(), any_cursor()).prop_map(|(rows, bytes, next)| PollAnswer::Removal(
             SnapshotUsage { rows, bytes, next }
         )),
+        any_error().prop_map(PollAnswer::Failed),
         any_feed_part().prop_map(|part| PollAnswer::Feed(Box::new(part))),
         (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(
             LoadReport { node, entries, names }

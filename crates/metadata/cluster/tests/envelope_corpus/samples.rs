@@ -284,6 +284,7 @@ fn polls() -> Vec<(&'static str, Message)> {
             "poll-tree-at",
             poll(PollQuestion::At(1 << 60, Box::new(PollQuestion::Tree(vec![1], None)))),
         ),
+        ("polled-failed", polled(PollAnswer::Failed(FsError::new(5, "damaged")))),
         (
             "polled-removal",
             polled(PollAnswer::Removal(SnapshotUsage { rows: 300, bytes: 1 << 40, next: None })),
