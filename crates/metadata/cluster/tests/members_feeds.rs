@@ -4,7 +4,7 @@
 
 mod common;
 
-use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_engine::{BatchKind, Mutation};
 use kestrel_types::feed::{FeedRow, FeedStart};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, RenameFlags, SetAttr};

@@ -3,13 +3,16 @@
 //!
 //! Workers commit their batches in any order, but a reader goes on after a timestamp. So a page of
 //! a feed ends where no batch with an earlier timestamp is still to come
-//! ([`Feeds::complete_to`]). Of several nodes each has the events of the changes that it made, and
+//! ([`Feeds::complete_to`]). Events get a timestamp when their batch commits, later than those of
+//! all that it has read: a name in a directory comes after the directory, whichever worker made
+//! that while the batch ran. Of several nodes each has the events of the changes that it made, and
 //! a page ends where that is so at all of them ([`merge`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use kestrel_engine::Mutation;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::feed::{FeedEvent, FeedId, FeedPage, FeedPosition, FeedStart};
+use kestrel_types::feed::{FeedEvent, FeedId, FeedPage, FeedPosition, FeedRow, FeedStart};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::request::Creds;
 use kestrel_types::retention::Retention;
@@ -179,6 +182,15 @@ pub fn merge(
         end = events.last().map_or(end, |(position, _)| *position);
     }
     Ok(FeedPage { feed, events, next: end.max(after), more })
+}
+
+/// Gives rows of events a timestamp; other rows of feeds stay as they are.
+pub fn stamp_events(rows: &mut [Mutation], stamp: u64) {
+    for row in rows {
+        if let Some(FeedRow::Event(position)) = FeedRow::of(&row.key.suffix) {
+            row.key = FeedRow::Event(FeedPosition { stamp, ..position }).key(row.key.id);
+        }
+    }
 }
 
 /// No batch is under way.

@@ -26,6 +26,7 @@ use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::snapshot::SnapshotId;
 
 use crate::effects::{Effects, Mark};
+use crate::feeds::stamp_events;
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::lease::{LeaseView, PROMISE};
 use crate::ops::{self, RunsOn};
@@ -452,7 +453,11 @@ fn commit(
         let mut mutations = scratch.rows.mutations(more);
         mutations.extend(answers(jobs, steps));
         effects.charges.rows(context.worker, &mut mutations);
-        mutations.append(&mut effects.feed_rows);
+        if !effects.feed_rows.is_empty() {
+            let stamp = context.stamps.tick(context.engine, context.now)?;
+            stamp_events(&mut effects.feed_rows, stamp);
+            mutations.append(&mut effects.feed_rows);
+        }
         if !mutations.is_empty() {
             let growing = steps
                 .iter()

@@ -48,10 +48,15 @@ impl FeedMirror {
             true => Ok(()),
             false => Err(format!("{event:?} does not fit {:?}", self.names)),
         };
+        // A name comes after the directory that it is in.
+        let has_parent = |mirror: &Self, path: &[u8]| {
+            let parent = path.iter().rposition(|byte| *byte == b'/');
+            parent.is_none_or(|end| mirror.names.contains_key(&path[..end]))
+        };
         let target = to.as_ref().map(|to| (&*to.path, to.before.map(|(ino, _)| ino)));
         match (kind, target) {
             (FeedEventKind::Create, None) => {
-                fits(has(self, path).is_none())?;
+                fits(has(self, path).is_none() && has_parent(self, path))?;
                 self.names.insert(path.to_vec(), *ino);
             }
             (FeedEventKind::Remove | FeedEventKind::MovedOut, None) => {
@@ -60,6 +65,7 @@ impl FeedMirror {
             }
             (FeedEventKind::Rename, Some((to, replaced))) => {
                 fits(has(self, path) == Some(*ino) && has(self, to) == replaced)?;
+                fits(has_parent(self, to))?;
                 self.take(to);
                 let tree = self.take(path);
                 self.put(to, tree);
@@ -71,6 +77,7 @@ impl FeedMirror {
                 self.put(to, one);
             }
             (FeedEventKind::MovedIn, None) => {
+                fits(has_parent(self, path))?;
                 self.take(path);
                 self.names.insert(path.to_vec(), *ino);
                 if *file == Kind::Dir {

@@ -21,7 +21,7 @@ use kestrel_types::request::{Answer, Creds};
 use super::Node;
 use crate::feeds::{
     BatchUnderWay, DirOnWay, FeedPart, FeedPlace, FeedQuestion, Feeds, check_reader, find_feed,
-    merge,
+    merge, stamp_events,
 };
 use crate::stop::engine_error;
 
@@ -371,12 +371,7 @@ impl Node {
             return Ok(());
         }
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
-        for event in events {
-            if let Some(FeedRow::Event(position)) = FeedRow::of(&event.key.suffix) {
-                let row = FeedRow::Event(FeedPosition { stamp, ..position });
-                event.key = row.key(event.key.id);
-            }
-        }
+        stamp_events(events, stamp);
         Ok(())
     }
 }
