@@ -18,6 +18,11 @@ pub(crate) trait FeedScene: Scene {
     /// A call of the superuser, which is judged like those of clients.
     fn observe(&mut self, op: Op) -> Option<Reply>;
 
+    /// The same while something may go wrong: no answer if the client dies.
+    fn try_to_observe(&mut self, op: Op) -> Option<Reply> {
+        self.observe(op)
+    }
+
     /// A call of the superuser that is not judged.
     fn ask(&mut self, op: Op) -> Option<Reply>;
 
@@ -29,7 +34,7 @@ pub(crate) trait FeedScene: Scene {
         let name: Box<[u8]> = [XATTR_PREFIX, PolicyField::Feed.name().as_bytes()].concat().into();
         let root = InodeRef::by_id(ROOT);
         let set = Op::SetXattr(root, name, KEPT.into(), XattrFlags::default());
-        match patiently(|| self.observe(set.clone())) {
+        match patiently(|| self.try_to_observe(set.clone())) {
             Some(Ok(_)) => {}
             other => self.fail(format!("the root has no feed: {other:?}")),
         }
@@ -83,12 +88,13 @@ pub(crate) trait FeedScene: Scene {
     }
 }
 
-/// Asks again if nodes could not be reached in time.
+/// Asks again if there was no answer, or nodes could not be reached in time.
 fn patiently(mut ask: impl FnMut() -> Option<Reply>) -> Option<Reply> {
-    for _ in 0..3 {
-        let reply = ask();
-        if !matches!(&reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT) {
-            return reply;
+    for _ in 0..9 {
+        match ask() {
+            None => {}
+            Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT => {}
+            reply => return reply,
         }
     }
     ask()
