@@ -44,6 +44,7 @@ ELSEWHERE = {
     **{f"R{number}": "tests/posix/remove.sh" for number in range(1, 9)},
     **{f"T{number}": "tests/posix/trash.sh" for number in range(1, 9)},
     **{f"W{number}": "tests/posix/watch.sh" for number in range(1, 9)},
+    "W9": "tests/cluster/leave.sh",
     **{f"K{number}": "tests/s3/tiers.sh" for number in range(1, 7)},
 }
 TESTS = {}
