@@ -245,6 +245,8 @@ impl ClusterRun {
         if let Err(Outcome::Failed(why)) = &reply
             && why.errno == libc::ETIMEDOUT
             && self.healed_at.is_some_and(|healed_at| healed_at + SETTLES <= waiting.begun_at)
+            // No snapshot is made while the map changes, which slow disks may take their time for.
+            && (self.maps_rest() || !matches!(request.op, Op::SnapshotCreate { .. }))
         {
             return self.fail(format!("call {record}, {:?}, fails in peace: {why}", request.op));
         }
