@@ -99,16 +99,6 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
             false => why.of(VERB),
         };
         let mut page = place.ask(question.clone()).map_err(goes_on)?;
-        let events = page["events"].as_array().map_or(&[][..], Vec::as_slice);
-        output.page(events, &from)?;
-        let cursor = page["cursor"].as_str().unwrap_or_default().to_owned();
-        if let Some(file) = &args.cursor_file
-            && (!events.is_empty()
-                || written.is_none_or(|written| written.elapsed() >= CURSOR_AGE_MAX))
-        {
-            write_cursor(file, &cursor)?;
-            written = Some(Instant::now());
-        }
         if let Some(why) = page["unreachable"].as_str() {
             if args.no_wait {
                 return Err(goes_on(place.fail(why)));
@@ -120,6 +110,16 @@ pub fn run(args: &WatchArgs) -> Result<ExitStatus, Failure> {
             continue;
         }
         is_waiting = false;
+        let events = page["events"].as_array().map_or(&[][..], Vec::as_slice);
+        output.page(events, &from)?;
+        let cursor = page["cursor"].as_str().unwrap_or_default().to_owned();
+        if let Some(file) = &args.cursor_file
+            && (!events.is_empty()
+                || written.is_none_or(|written| written.elapsed() >= CURSOR_AGE_MAX))
+        {
+            write_cursor(file, &cursor)?;
+            written = Some(Instant::now());
+        }
         let is_quiet = events.is_empty();
         if page["more"] == true {
             // Of several nodes one may be about to end a batch.

@@ -148,28 +148,32 @@ impl Node {
         Ok(FeedPart { began, trimmed, ..part })
     }
 
+    /// Reads the rows of a feed that are no events: they lie before the events and after them.
+    fn visit_feed_marks(&self, feed: InodeId, visit: &mut dyn FnMut(Key, &[u8])) -> FsResult<()> {
+        let keys = [FeedRow::Start.key(feed), FeedRow::Trimmed(0).key(feed)];
+        let read = self.engine.get_many(&keys.each_ref().map(Key::borrow), &mut |index, row| {
+            row.value.into_iter().for_each(|value| visit(keys[index].clone(), value));
+        });
+        read.map_err(engine_error)?;
+        let from = [MARKS_OF_NODES];
+        let scanned = self.engine.scan(Table::Feed, feed, Some(&from), &mut |suffix, value, _| {
+            visit(Key::new(Table::Feed, feed, suffix), value);
+            ControlFlow::Continue(())
+        });
+        scanned.map(drop).map_err(engine_error)
+    }
+
     /// What is known of a feed besides its events.
     fn feed_marks(&self, feed: InodeId) -> FsResult<FeedMarks> {
         let (mut marks, mut failed) = (FeedMarks::default(), None);
-        let mut take = |suffix: &[u8], bytes: &[u8]| match decode_feed_mark(bytes) {
-            Ok(stamp) => match FeedRow::of(suffix) {
+        self.visit_feed_marks(feed, &mut |key, value| match decode_feed_mark(value) {
+            Ok(stamp) => match FeedRow::of(&key.suffix) {
                 Some(FeedRow::Start) => marks.began = stamp,
                 Some(FeedRow::Trimmed(_)) => marks.trimmed = stamp.max(marks.trimmed),
                 Some(FeedRow::Event(_)) | None => {}
             },
             Err(why) => failed = Some(damaged(feed, &why)),
-        };
-        let keys = [FeedRow::Start.key(feed), FeedRow::Trimmed(0).key(feed)];
-        let read = self.engine.get_many(&keys.each_ref().map(Key::borrow), &mut |index, row| {
-            row.value.into_iter().for_each(|bytes| take(&keys[index].suffix, bytes));
-        });
-        read.map_err(engine_error)?;
-        let from = [MARKS_OF_NODES];
-        let scanned = self.engine.scan(Table::Feed, feed, Some(&from), &mut |suffix, bytes, _| {
-            take(suffix, bytes);
-            ControlFlow::Continue(())
-        });
-        scanned.map_err(engine_error)?;
+        })?;
         failed.map_or(Ok(marks), Err)
     }
 
@@ -306,19 +310,11 @@ impl Node {
     /// This node's marks of a feed, as rows.
     fn feed_mark_rows(&self, feed: InodeId) -> FsResult<Vec<Mutation>> {
         let mut marks = Vec::new();
-        let scanned = self.engine.scan(Table::Feed, feed, None, &mut |suffix, value, _| {
-            // Marks come before and after the events.
-            match FeedRow::of(suffix) {
-                Some(FeedRow::Event(_)) => return ControlFlow::Break(()),
-                _ if self.owns_feed_row(feed, suffix) => {
-                    let key = Key::new(Table::Feed, feed, suffix);
-                    marks.push(Mutation { key, value: Some(value.into()) });
-                }
-                _ => {}
+        self.visit_feed_marks(feed, &mut |key, value| {
+            if self.owns_feed_row(feed, &key.suffix) {
+                marks.push(Mutation { key, value: Some(value.into()) });
             }
-            ControlFlow::Continue(())
-        });
-        scanned.map_err(engine_error)?;
+        })?;
         Ok(marks)
     }
 
