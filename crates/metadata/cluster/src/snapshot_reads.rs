@@ -78,13 +78,15 @@ impl ClusterNode {
             // They are where they are led, unless the table has just changed.
             Op::Chunks { .. } => self.rest(ticket, false),
             _ => {
+                let rounds = work.rounds;
                 work.stage = Stage::ReadingAt(SnapshotRead {
                     snapshot,
                     request: Request { creds, op },
                     node,
                     table: self.table.placement.version,
                     told: TxnRows::default(),
-                    round: 0,
+                    first_round: rounds,
+                    round: rounds,
                     asked: BTreeMap::new(),
                     sent: self.now,
                 });
@@ -119,7 +121,14 @@ impl ClusterNode {
                     }
                     Err(why) => return self.answer(ticket, Err(damaged(&want, &why).into())),
                 },
-                Ok(Ran::Unleased | Ran::Later | Ran::Stopped | Ran::Cut | Ran::Feed(_)) => {
+                Ok(
+                    Ran::Unleased
+                    | Ran::Later
+                    | Ran::Stopped
+                    | Ran::Cut
+                    | Ran::Feed(_)
+                    | Ran::Quotas(_),
+                ) => {
                     return self.rest(ticket, true);
                 }
                 Ok(Ran::Ended(ended)) => return self.end_at(ticket, ended.reply),
@@ -151,12 +160,11 @@ impl ClusterNode {
         let mut parts = self.by_owner(missing);
         let own = parts.remove(&self.me);
         let now = self.now;
-        let Some(Stage::ReadingAt(read)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
-        else {
-            return false;
-        };
+        let Some(work) = self.works.get_mut(&ticket) else { return false };
+        let Stage::ReadingAt(read) = &mut work.stage else { return false };
         read.round += 1;
-        if read.round > ROUNDS_MAX {
+        work.rounds = read.round;
+        if read.round - read.first_round > ROUNDS_MAX {
             self.rest(ticket, true);
             return false;
         }

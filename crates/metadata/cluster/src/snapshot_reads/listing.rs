@@ -49,7 +49,7 @@ impl ClusterNode {
         work.stage = Stage::ListingSnapshots(SnapshotListing {
             found: found.collect(),
             table,
-            round: 0,
+            round: work.rounds,
             asked: BTreeMap::new(),
             sent: now,
         });
@@ -90,6 +90,7 @@ impl ClusterNode {
             }
             (listing.asked, listing.sent) = (parts, self.now);
             listing.round += 1;
+            work.rounds = listing.round;
             return self.send_steps(ticket);
         }
     }

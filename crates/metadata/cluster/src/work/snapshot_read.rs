@@ -40,6 +40,8 @@ pub(crate) struct SnapshotRead {
     pub table: u64,
     pub told: TxnRows,
     pub round: u32,
+    /// The last one before this attempt, by whichever placement map.
+    pub first_round: u32,
     /// What members were asked for and have not answered.
     pub asked: BTreeMap<NodeId, Missing>,
     pub sent: Nanos,
