@@ -4,7 +4,9 @@
 //! Rows of table `quota` (`docs/format.md`, "Quotas"): a record for each quota, what each worker
 //! has counted towards it, and which quota the bytes of a file in table `link` count towards. A
 //! directory's rows count what lies below it and not below another directory with a quota: what
-//! counts towards the outer one is the sum over both.
+//! counts towards the outer one is the sum over both. Of several nodes each has all records, and
+//! the shares of its own workers, which are numbered as those of directories are
+//! ([`crate::placement::WORKERS_MAX`]).
 
 use crate::clock::Nanos;
 use crate::codec::{DecodeError, Reader};
@@ -43,6 +45,7 @@ const HOME: u8 = 5;
 // Second byte of a suffix, if there is one.
 const SHARE: u8 = 1;
 const SINCE: u8 = 2;
+const ABOVE: u8 = 3;
 
 /// What a row of table `quota` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +56,9 @@ pub enum QuotaRow {
     Share(QuotaSubject, u16),
     /// Since when usage is above the soft limits: [`OverSince`].
     Since(QuotaSubject),
+    /// Of several nodes: the directory of the next quota above that of a directory:
+    /// [`encode_home`].
+    Above(QuotaSubject),
     /// The directory of the quota that counts the bytes of this file: [`encode_home`].
     Home(InodeId),
 }
@@ -94,6 +100,10 @@ impl QuotaRow {
                 let (kind, id) = of.parts();
                 Key::new(Table::Quota, id, &[kind, SINCE])
             }
+            Self::Above(of) => {
+                let (kind, id) = of.parts();
+                Key::new(Table::Quota, id, &[kind, ABOVE])
+            }
             Self::Home(ino) => Key::new(Table::Quota, ino, &[HOME]),
         }
     }
@@ -104,6 +114,7 @@ impl QuotaRow {
             [HOME] => Some(Self::Home(id)),
             [kind] => QuotaSubject::of(kind, id).map(Self::Record),
             [kind, SINCE] => QuotaSubject::of(kind, id).map(Self::Since),
+            [DIR, ABOVE] => Some(Self::Above(QuotaSubject::Dir(id))),
             [kind, SHARE, high, low] => {
                 Some(Self::Share(QuotaSubject::of(kind, id)?, u16::from_be_bytes([high, low])))
             }
@@ -285,6 +296,17 @@ pub fn decode_home(bytes: &[u8]) -> Result<InodeId, DecodeError> {
     Ok(dir)
 }
 
+/// A quota, as all nodes of a volume have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaRecord {
+    /// What it limits.
+    pub of: QuotaSubject,
+    /// The limits.
+    pub limits: QuotaLimits,
+    /// Of a directory: that of the next quota above.
+    pub above: Option<InodeId>,
+}
+
 /// A quota, as answers tell of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaInfo {
@@ -322,6 +344,8 @@ mod tests {
                 assert_eq!(QuotaRow::of(key.id, &key.suffix), Some(row));
             }
         }
+        let above = QuotaRow::Above(QuotaSubject::Dir(5));
+        assert_eq!(QuotaRow::of(5, &above.key().suffix), Some(above));
         let home = QuotaRow::Home(77).key();
         assert_eq!(QuotaRow::of(home.id, &home.suffix), Some(QuotaRow::Home(77)));
         for (id, suffix) in [
@@ -330,7 +354,7 @@ mod tests {
             (1, &[4]),
             (1, &[6]),
             (1, &[1, 1]),
-            (1, &[1, 3]),
+            (1, &[2, 3]),
             (1, &[1, 1, 0]),
             (1, &[1, 1, 0, 0, 0]),
         ] {

@@ -167,8 +167,8 @@ impl PlacementMap {
         self.map.members().iter().filter(|member| !self.is_idle(member.id))
     }
 
-    /// The member that leads all that is done with snapshots: the coordinator if it serves, or else
-    /// the first member that does and stays, or does.
+    /// The member that leads all that is done with snapshots and with quotas: the coordinator if it
+    /// serves, or else the first member that does and stays, or does.
     pub fn snapshot_leader(&self) -> Option<&Member> {
         if !self.is_idle(self.coordinator) {
             return self.map.member(self.coordinator);
@@ -316,7 +316,11 @@ impl PlacementMap {
             | Op::SnapshotRename { .. }
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
-            | Op::SnapshotList { .. } => return self.snapshot_leader(),
+            | Op::SnapshotList { .. }
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(None)
+            | Op::QuotaCheck { .. } => return self.snapshot_leader(),
             _ => {}
         }
         match op.subject() {
