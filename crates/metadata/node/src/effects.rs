@@ -113,7 +113,7 @@ pub struct Mark {
     snapshots: usize,
     clones: usize,
     usage: [i64; 3],
-    charged: bool,
+    charged: usize,
     feed_rows: usize,
 }
 
@@ -136,7 +136,7 @@ impl Effects {
             snapshots: self.snapshots.len(),
             clones: self.clones.len(),
             usage: self.usage,
-            charged: !self.charges.is_empty(),
+            charged: self.charges.operations(),
             feed_rows: self.feed_rows.len(),
         }
     }
@@ -160,9 +160,10 @@ impl Effects {
         self.clones.truncate(mark.clones);
         self.usage = mark.usage;
         self.feed_rows.truncate(mark.feed_rows);
-        // An operation that stops has charged nothing: what it charges comes last.
-        if !mark.charged {
-            self.charges.undo();
+        match mark.charged {
+            0 => self.charges.undo(),
+            before if before < self.charges.operations() => self.charges.undo_last(),
+            _ => {}
         }
     }
 

@@ -71,7 +71,10 @@ pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::ReplySink;
 pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
-pub use quotas::{QuotaDifferences, compare_quotas};
+pub use quotas::{
+    CountedFile, CountedPage, LIMIT_TOO_LARGE, NO_DIR, NO_QUOTA, NOT_ROOT, QuotaCount,
+    QuotaDifferences, QuotaPart, TOO_MANY, compare_quotas,
+};
 pub use reply_thread::Replies;
 pub use snapshot_changes::BAD_CURSOR;
 pub use snapshots::needs_all_nodes;

@@ -10,6 +10,7 @@
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
 //! | `history` | the owner of the row that it is about |
+//! | `quota` | shares: as those of `dirstat`; a file's home: home slot of the file; else its node |
 //! | share 63 of a node in `objstat`: references of its history | that node, for ever |
 //! | `reap` | the node that wrote it |
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
@@ -35,6 +36,7 @@ use kestrel_types::feed::FeedRow;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, is_history_share, maker_of_id};
+use kestrel_types::quota::QuotaRow;
 use kestrel_types::request::Op;
 use kestrel_types::snapshot::decode_history_key;
 use kestrel_types::stat::DirStat;
@@ -76,8 +78,10 @@ pub struct Owners {
     version: AtomicU64,
     /// The node is not one of the cluster, not yet or not any more: it serves nobody.
     outside: AtomicBool,
-    /// Nothing changes: a snapshot of all nodes is being made.
+    /// Nothing changes: a snapshot of all nodes is being made, or quotas change.
     stopped: AtomicBool,
+    /// Nothing changes: the node serves clients and has not been told of the volume's quotas.
+    without_quotas: AtomicBool,
     /// Others can claim the node's store while it runs: it answers nothing without a lease.
     shared: bool,
 }
@@ -105,6 +109,7 @@ impl Owners {
             version,
             outside: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            without_quotas: AtomicBool::new(false),
             shared: false,
         }
     }
@@ -189,7 +194,18 @@ impl Owners {
     /// Whether requests that change something are handed back for now.
     #[inline]
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.stopped.load(Ordering::Acquire) || self.lacks_quotas()
+    }
+
+    /// Whether the node has not been told of the volume's quotas.
+    #[inline]
+    pub fn lacks_quotas(&self) -> bool {
+        self.without_quotas.load(Ordering::Acquire)
+    }
+
+    /// It has, or has not. With every worker's state held.
+    pub fn set_lacks_quotas(&self, lacks: bool) {
+        self.without_quotas.store(lacks, Ordering::Release);
     }
 
     /// From now on they are, or are not. With every worker's state held.
@@ -426,7 +442,14 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             0 => placement.home_of(id).id,
             node => has_shares_of(placement, node),
         },
-        Table::System | Table::Txn | Table::Reap | Table::Clone | Table::Quota => me,
+        Table::Quota => match QuotaRow::of(id, suffix) {
+            Some(QuotaRow::Share(_, share)) => {
+                has_shares_of(placement, NodeId::from(share) / WORKERS_MAX as NodeId)
+            }
+            Some(QuotaRow::Home(ino)) => placement.home_of(ino).id,
+            _ => me,
+        },
+        Table::System | Table::Txn | Table::Reap | Table::Clone => me,
     }
 }
 

@@ -430,6 +430,8 @@ fn verdict_of(stop: Stop) -> Option<StepOutcome> {
         Stop::Leased(dir) => Some(StepOutcome::Elsewhere(NotAloneReason::Leased(dir))),
         Stop::Stopped => Some(StepOutcome::Elsewhere(NotAloneReason::Stopped)),
         Stop::Cut => Some(StepOutcome::Elsewhere(NotAloneReason::Cut)),
+        Stop::QuotaPart(want) => Some(StepOutcome::Elsewhere(NotAloneReason::QuotaPart(want))),
+        Stop::Quotas(of) => Some(StepOutcome::Elsewhere(NotAloneReason::Quotas(of))),
         Stop::Fail(error) => Some(StepOutcome::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(StepOutcome::Reply(Err(*outcome))),
     }

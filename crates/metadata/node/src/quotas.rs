@@ -12,6 +12,10 @@
 //! - **Never above.** An operation that grows reserves before it ends, in one counter of the quota
 //!   that all workers share. What shrinks is given back when its batch has committed.
 //!
+//! - **Of several nodes** each counts what it has committed itself, and may not come above its part
+//!   of a limit. The member that leads quotas lends parts (`kestrel_cluster`, `quotas`); a change
+//!   that does not fit stops until the node has a larger one ([`Refusal::Part`]).
+//!
 //! The set of quotas changes with every worker's state held.
 
 use std::sync::Arc;
@@ -21,31 +25,46 @@ use kestrel_engine::Mutation;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
-use kestrel_types::quota::{OverSince, QuotaInfo, QuotaLimits, QuotaRow, QuotaSubject, QuotaUsage};
+use kestrel_types::placement::{NodeId, WORKERS_MAX};
+use kestrel_types::quota::{
+    OverSince, QuotaInfo, QuotaLimits, QuotaRecord, QuotaRow, QuotaSubject, QuotaUsage,
+};
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::rows::{Counted, CountedChange};
+use crate::stop::{QuotaWant, Stop};
 
-/// What has been counted towards a quota.
+/// Files and bytes, in this order.
+pub type QuotaPair = [i64; 2];
+
+/// What a node has counted towards a quota: all of it, or, of several nodes, its part.
 pub struct QuotaCounters {
     /// Towards it and, of a directory, those below it; files and bytes, with what is reserved.
     total: [AtomicI64; 2],
     /// By worker, the exclusive one last: as in the rows.
     shares: Box<[[AtomicI64; 2]]>,
-    /// Rows of workers that the node has no more.
+    /// Number of the first worker's share.
+    first: u16,
+    /// Of several nodes: what the totals must not come above.
+    part: Option<[AtomicI64; 2]>,
+    /// Rows of workers that the node has no more, or of nodes that it is the heir of.
     rest: QuotaUsage,
     /// Since when the totals are above the soft limits; 0 if they are not.
     since: [AtomicI64; 2],
 }
 
-fn pair(usage: QuotaUsage) -> [i64; 2] {
+fn pair(usage: QuotaUsage) -> QuotaPair {
     [usage.files, usage.bytes]
 }
 
 fn usage_of(pair: &[AtomicI64; 2]) -> QuotaUsage {
     let [files, bytes] = pair;
     QuotaUsage { files: files.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+}
+
+fn least_of(one: QuotaUsage, other: QuotaUsage) -> QuotaUsage {
+    QuotaUsage { files: one.files.min(other.files), bytes: one.bytes.min(other.bytes) }
 }
 
 fn add(to: &[AtomicI64; 2], change: QuotaUsage) {
@@ -57,24 +76,35 @@ fn add(to: &[AtomicI64; 2], change: QuotaUsage) {
 }
 
 impl QuotaCounters {
-    /// By the rows of a quota, for a node with so many workers.
-    pub fn new(rows: &[(u16, QuotaUsage)], since: OverSince, workers: usize) -> Self {
-        let shares: Box<[_]> =
-            (0..=workers).map(|_| [AtomicI64::new(0), AtomicI64::new(0)]).collect();
+    /// By the rows of a quota, for a node with so many workers: that which has this number, if it
+    /// is one of several.
+    pub fn new(
+        rows: &[(u16, QuotaUsage)],
+        since: OverSince,
+        (workers, me): (usize, Option<NodeId>),
+    ) -> Self {
+        let none = || [AtomicI64::new(0), AtomicI64::new(0)];
+        let shares: Box<[_]> = (0..=workers).map(|_| none()).collect();
+        let first = (me.unwrap_or(0) as u16).wrapping_mul(WORKERS_MAX as u16);
         let mut rest = QuotaUsage::default();
-        for (worker, usage) in rows {
-            match shares.get(usize::from(*worker)) {
+        for (number, usage) in rows {
+            match shares.get(usize::from(number.wrapping_sub(first))) {
                 Some(share) => add(share, *usage),
                 None => rest = rest.plus(*usage),
             }
         }
         let since = [since.files, since.bytes].map(AtomicI64::new);
-        Self { total: [AtomicI64::new(0), AtomicI64::new(0)], shares, rest, since }
+        Self { total: none(), shares, first, part: me.map(|_| none()), rest, since }
     }
 
     /// The sum of the rows.
     pub fn own(&self) -> QuotaUsage {
         self.shares.iter().fold(self.rest, |sum, share| sum.plus(usage_of(share)))
+    }
+
+    /// The row of a worker's share.
+    pub fn row(&self, of: QuotaSubject, worker: usize) -> QuotaRow {
+        QuotaRow::Share(of, self.first.wrapping_add(worker as u16))
     }
 
     /// A worker's share.
@@ -87,7 +117,8 @@ impl QuotaCounters {
         add(&self.shares[worker], change);
     }
 
-    fn since(&self) -> OverSince {
+    /// Since when the totals are above the soft limits, as far as this node knows.
+    pub fn since(&self) -> OverSince {
         let [files, bytes] = &self.since;
         OverSince { files: files.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
     }
@@ -105,10 +136,29 @@ pub struct Quota {
     pub counters: Arc<QuotaCounters>,
 }
 
+/// Why nothing was charged.
+#[derive(Debug)]
+pub enum Refusal {
+    /// A limit would be exceeded.
+    Failed(FsError),
+    /// The node's part of a quota is too small.
+    Part(QuotaWant),
+}
+
+impl From<Refusal> for Stop {
+    fn from(why: Refusal) -> Self {
+        match why {
+            Refusal::Failed(why) => Self::Fail(why),
+            Refusal::Part(want) => Self::QuotaPart(want),
+        }
+    }
+}
+
 /// Whether a change of users' and groups' usage may exceed their limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Owners {
     /// It may not.
+    #[default]
     Limited,
     /// It may: the superuser gives files away.
     Free,
@@ -127,14 +177,67 @@ impl Quota {
     }
 
     /// The hard and the soft limit of files (0) or bytes (1).
-    fn limits_of(&self, what: usize) -> (Option<u64>, Option<u64>) {
+    pub fn limits_of(&self, what: usize) -> (Option<u64>, Option<u64>) {
         let QuotaLimits { bytes, files, soft_bytes, soft_files, .. } = self.limits;
         if what == 0 { (files, soft_files) } else { (bytes, soft_bytes) }
     }
 
+    /// What the node must not come above, files (0) or bytes (1): its part, if it has one and
+    /// there is a limit.
+    fn part(&self, what: usize) -> Option<&AtomicI64> {
+        let part = self.counters.part.as_ref()?;
+        (self.limits_of(what) != (None, None)).then_some(&part[what])
+    }
+
+    /// Whether so much more fits into the node's part; nothing is reserved.
+    fn check_part(&self, what: usize, more: i64, free: bool) -> Result<(), Refusal> {
+        let Some(part) = self.part(what) else { return Ok(()) };
+        let sum = i128::from(self.counters.total[what].load(Ordering::Relaxed)) + i128::from(more);
+        if sum <= part.load(Ordering::Relaxed).into() {
+            return Ok(());
+        }
+        Err(Refusal::Part(QuotaWant { of: self.of, what: what as u8, more, free }))
+    }
+
+    /// What the node has counted, and what its parts are: those of limits that there are.
+    pub fn parts(&self) -> (QuotaPair, QuotaPair) {
+        let used = pair(usage_of(&self.counters.total));
+        let parts = self.counters.part.as_ref().map_or(used, |part| pair(usage_of(part)));
+        (used, parts)
+    }
+
+    /// The node may count up to this.
+    pub fn enlarge_part(&self, what: usize, to: i64) {
+        if let Some(part) = &self.counters.part {
+            part[what].fetch_max(to, Ordering::Relaxed);
+        }
+    }
+
+    /// The node gives back what it has not used: its parts are what it has counted from now on.
+    /// With every worker's state held.
+    pub fn give_back_parts(&self) -> QuotaPair {
+        let used = pair(usage_of(&self.counters.total));
+        for (part, used) in self.counters.part.iter().flatten().zip(used) {
+            part.store(used, Ordering::Relaxed);
+        }
+        used
+    }
+
+    /// The quota is above its soft limits since then. Whether that is news.
+    pub fn set_since(&self, since: OverSince) -> bool {
+        let [files, bytes] = &self.counters.since;
+        let before = self.counters.since();
+        files.store(since.files, Ordering::Relaxed);
+        bytes.store(since.bytes, Ordering::Relaxed);
+        before != since
+    }
+
     /// Reserves, files (0) or bytes (1), above nought. Whether it is above the soft limit since
     /// now.
-    fn reserve(&self, what: usize, more: i64, now: Nanos, free: bool) -> Result<bool, FsError> {
+    fn reserve(&self, what: usize, more: i64, now: Nanos, free: bool) -> Result<bool, Refusal> {
+        if self.counters.part.is_some() {
+            return self.reserve_part(what, more, free).map(|()| false);
+        }
         let (hard, soft) = self.limits_of(what);
         let total = &self.counters.total[what];
         let above = |limit: Option<u64>, sum: i128| limit.is_some_and(|limit| sum > limit.into());
@@ -142,7 +245,7 @@ impl Quota {
         loop {
             let sum = i128::from(before) + i128::from(more);
             if !free && above(hard, sum) {
-                return Err(self.used_up(what, false));
+                return Err(Refusal::Failed(self.used_up(what, false)));
             }
             let since = &self.counters.since[what];
             let mut is_news = false;
@@ -150,7 +253,7 @@ impl Quota {
                 let over = since.load(Ordering::Relaxed);
                 let grace = i64::from(self.limits.grace).saturating_mul(SECOND);
                 if !free && over != 0 && now.saturating_sub(over) > grace {
-                    return Err(self.used_up(what, true));
+                    return Err(Refusal::Failed(self.used_up(what, true)));
                 }
                 is_news = over == 0;
             }
@@ -167,6 +270,27 @@ impl Quota {
         }
     }
 
+    /// As [`Quota::reserve`], of the node's part.
+    fn reserve_part(&self, what: usize, more: i64, free: bool) -> Result<(), Refusal> {
+        let total = &self.counters.total[what];
+        let Some(part) = self.part(what) else {
+            total.fetch_add(more, Ordering::Relaxed);
+            return Ok(());
+        };
+        let mut before = total.load(Ordering::Relaxed);
+        loop {
+            if i128::from(before) + i128::from(more) > part.load(Ordering::Relaxed).into() {
+                let what = what as u8;
+                return Err(Refusal::Part(QuotaWant { of: self.of, what, more, free }));
+            }
+            let after = before.wrapping_add(more);
+            match total.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now_there) => before = now_there,
+            }
+        }
+    }
+
     fn give_back(&self, change: QuotaUsage) {
         if change == QuotaUsage::default() {
             return;
@@ -175,8 +299,21 @@ impl Quota {
         self.look_at_soft_limits();
     }
 
-    /// Usage that is not above a soft limit any more has its whole grace period again.
+    /// What a batch has changed, of which this is reserved, is committed.
+    fn settle(&self, reserved: QuotaUsage, change: QuotaUsage) {
+        if let Some(part) = &self.counters.part {
+            // First: nobody may use what is freed.
+            add(part, least_of(change, QuotaUsage::default()));
+        }
+        self.give_back(reserved.minus(change));
+    }
+
+    /// Usage that is not above a soft limit any more has its whole grace period again. Of several
+    /// nodes none knows that by itself.
     fn look_at_soft_limits(&self) {
+        if self.counters.part.is_some() {
+            return;
+        }
         for what in 0..2 {
             let since = &self.counters.since[what];
             if since.load(Ordering::Relaxed) == 0 {
@@ -189,7 +326,9 @@ impl Quota {
         }
     }
 
-    fn used_up(&self, what: usize, soft: bool) -> FsError {
+    /// The error of what does not fit, files (0) or bytes (1); `soft`: because the grace period of
+    /// the soft limit is over.
+    pub fn used_up(&self, what: usize, soft: bool) -> FsError {
         let unit = if what == 0 { "files" } else { "bytes" };
         let errno = match self.of {
             QuotaSubject::Volume => libc::ENOSPC,
@@ -228,6 +367,22 @@ impl QuotaTable {
     }
 }
 
+impl QuotaTable {
+    /// The quotas as records, in order.
+    pub fn records(&self) -> Vec<QuotaRecord> {
+        let record = |quota: &Arc<Quota>| {
+            let above = quota.above.as_ref().and_then(|above| match above.of {
+                QuotaSubject::Dir(dir) => Some(dir),
+                _ => None,
+            });
+            QuotaRecord { of: quota.of, limits: quota.limits, above }
+        };
+        let mut records: Vec<QuotaRecord> = self.all.values().map(record).collect();
+        records.sort_by_key(|record| record.of);
+        records
+    }
+}
+
 /// A quota that is put into a table.
 pub struct NewQuota {
     /// What it limits.
@@ -258,6 +413,59 @@ impl Quotas {
     /// All of them.
     pub fn table(&self) -> Arc<QuotaTable> {
         self.table.read().clone()
+    }
+
+    /// An operation was refused.
+    pub fn count_refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Charges a worker that holds every worker's state with what an operation on the rows of
+    /// several nodes does. The rows that say so; nothing is charged before
+    /// [`Quotas::charged`] is called with the same.
+    ///
+    /// # Errors
+    /// If the node's part of a quota is too small, or the set of quotas is another one by now
+    /// (`None`).
+    pub fn charge_all(
+        &self,
+        charges: &QuotaCharges,
+        worker: usize,
+    ) -> Result<Vec<Mutation>, Option<QuotaWant>> {
+        let table = self.table();
+        if table.version != charges.version {
+            return Err(None);
+        }
+        let mut rows = Vec::new();
+        for (of, change) in &charges.own {
+            let Some(quota) = table.all.get(of) else { return Err(None) };
+            let share = quota.counters.share(worker).plus(*change);
+            let key = quota.counters.row(*of, worker).key();
+            rows.push(Mutation { key, value: Some(share.encode()) });
+        }
+        for (quota, change) in totals_of(&table, &charges.own) {
+            let is_owner = matches!(quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
+            let free = is_owner && charges.owners == Owners::Free;
+            for (what, more) in pair(change).into_iter().enumerate().filter(|(_, more)| *more > 0) {
+                if let Err(Refusal::Part(want)) = quota.check_part(what, more, free) {
+                    return Err(Some(want));
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    /// The rows of [`Quotas::charge_all`] are committed, and nobody has run since.
+    pub fn charged(&self, charges: &QuotaCharges, worker: usize) {
+        let table = self.table();
+        for (of, change) in &charges.own {
+            if let Some(quota) = table.all.get(of) {
+                quota.counters.add_share(worker, *change);
+            }
+        }
+        for (quota, change) in totals_of(&table, &charges.own) {
+            quota.settle(QuotaUsage::default(), change);
+        }
     }
 
     /// Operations that were refused since the node was opened.
@@ -298,11 +506,44 @@ impl Quotas {
                 at = quota.above.as_ref();
             }
         }
-        table.all.values().for_each(|quota| quota.look_at_soft_limits());
+        for quota in table.all.values() {
+            quota.look_at_soft_limits();
+            quota.give_back_parts();
+        }
         let in_use = !table.all.is_empty();
         *self.table.write() = Arc::new(table);
         self.in_use.store(in_use, Ordering::Release);
     }
+}
+
+/// What an operation on rows of several nodes does to the rows of quotas.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QuotaCharges {
+    /// By the set of quotas with this number.
+    pub version: u64,
+    /// The changes.
+    pub own: Vec<(QuotaSubject, QuotaUsage)>,
+    /// Whether it may exceed limits of users and groups.
+    pub owners: Owners,
+}
+
+/// What changes of the rows of quotas come to, of each quota with those above it.
+fn totals_of<'t>(
+    table: &'t QuotaTable,
+    own: &[(QuotaSubject, QuotaUsage)],
+) -> Vec<(&'t Arc<Quota>, QuotaUsage)> {
+    let mut totals: Vec<(&Arc<Quota>, QuotaUsage)> = Vec::new();
+    for (of, change) in own {
+        let mut at = table.all.get(of);
+        while let Some(quota) = at {
+            match totals.iter_mut().find(|(known, _)| Arc::ptr_eq(known, quota)) {
+                Some((_, sum)) => *sum = sum.plus(*change),
+                None => totals.push((quota, *change)),
+            }
+            at = quota.above.as_ref();
+        }
+    }
+    totals
 }
 
 /// What a batch has charged to a quota so far.
@@ -331,7 +572,7 @@ impl Charge {
     }
 
     /// Reserves what is charged beyond what is reserved.
-    fn reserve(&mut self, owners: Owners, now: Nanos) -> Result<(), FsError> {
+    fn reserve(&mut self, owners: Owners, now: Nanos) -> Result<(), Refusal> {
         let is_owner = matches!(self.quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
         let free = is_owner && owners == Owners::Free;
         let files = self.total.files.max(0).saturating_sub(self.reserved.files);
@@ -397,12 +638,21 @@ pub struct Charges {
     version: u64,
     /// Those that the batch has charged.
     used: Vec<ChargeIndex>,
+    /// Operations that have charged something.
+    operations: usize,
+    /// What the last of them did.
+    last: Vec<(ChargeIndex, QuotaUsage)>,
 }
 
 impl Charges {
     /// Nothing has been charged.
     pub fn is_empty(&self) -> bool {
         self.used.is_empty()
+    }
+
+    /// Operations of the batch that have charged something.
+    pub fn operations(&self) -> usize {
+        self.operations
     }
 
     /// An operation is about to be charged by this table.
@@ -441,17 +691,37 @@ impl Charges {
         own: &[(ChargeIndex, QuotaUsage)],
         owners: Owners,
         now: Nanos,
-    ) -> Result<(), FsError> {
+    ) -> Result<(), Refusal> {
         // All is added before anything is reserved: what moves below one quota does not grow it.
         own.iter().for_each(|(at, change)| self.add(*at, *change));
         let reserved = own.iter().try_for_each(|(at, _)| self.reserve(*at, owners, now));
+        self.last.clear();
+        self.last.extend_from_slice(own);
+        self.operations += 1;
         if reserved.is_err() {
-            let none = QuotaUsage::default();
-            own.iter().for_each(|(at, change)| self.add(*at, none.minus(*change)));
-            self.trim();
-            quotas.refused.fetch_add(1, Ordering::Relaxed);
+            self.undo_last();
+        }
+        if let Err(Refusal::Failed(_)) = &reserved {
+            quotas.count_refusal();
         }
         reserved
+    }
+
+    /// The last operation that has charged something stops.
+    pub fn undo_last(&mut self) {
+        let (none, last) = (QuotaUsage::default(), std::mem::take(&mut self.last));
+        last.iter().for_each(|(at, change)| self.add(*at, none.minus(*change)));
+        self.last = last;
+        self.last.clear();
+        self.operations = self.operations.saturating_sub(1);
+        self.trim();
+    }
+
+    /// What an operation does to the rows of quotas, by what they limit: it is charged elsewhere.
+    pub fn named(&self, own: &[(ChargeIndex, QuotaUsage)]) -> Vec<(QuotaSubject, QuotaUsage)> {
+        let none = QuotaUsage::default();
+        let some = own.iter().filter(|(_, change)| *change != none);
+        some.map(|(at, change)| (self.known[at.0].quota.of, *change)).collect()
     }
 
     fn add(&mut self, at: ChargeIndex, change: QuotaUsage) {
@@ -469,7 +739,7 @@ impl Charges {
         }
     }
 
-    fn reserve(&mut self, at: ChargeIndex, owners: Owners, now: Nanos) -> Result<(), FsError> {
+    fn reserve(&mut self, at: ChargeIndex, owners: Owners, now: Nanos) -> Result<(), Refusal> {
         let mut next = Some(at);
         while let Some(at) = next {
             let charge = &mut self.known[at.0];
@@ -500,7 +770,7 @@ impl Charges {
         for at in &self.used {
             let Charge { quota, own, is_above, .. } = &self.known[at.0];
             if *own != QuotaUsage::default() {
-                let key = QuotaRow::Share(quota.of, worker as u16).key();
+                let key = quota.counters.row(quota.of, worker).key();
                 let share = quota.counters.share(worker).plus(*own);
                 rows.push(Mutation { key, value: Some(share.encode()) });
             }
@@ -513,11 +783,12 @@ impl Charges {
 
     /// The batch of this worker has committed.
     pub fn commit(&mut self, worker: usize) {
+        self.operations = 0;
         for at in self.used.drain(..) {
             let charge = &mut self.known[at.0];
             let quota = &charge.quota;
             quota.counters.add_share(worker, charge.own);
-            quota.give_back(charge.reserved.minus(charge.total));
+            quota.settle(charge.reserved, charge.total);
             if charge.is_above && quota.counters.since() != OverSince::default() {
                 log::warn!(
                     "the quota of {} is above its soft limit: {:?}",
@@ -531,6 +802,7 @@ impl Charges {
 
     /// The batch has not committed.
     pub fn undo(&mut self) {
+        self.operations = 0;
         for at in self.used.drain(..) {
             let charge = &mut self.known[at.0];
             charge.quota.give_back(charge.reserved);

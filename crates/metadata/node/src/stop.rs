@@ -5,6 +5,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::codec::DecodeError;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
+use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::Outcome;
 use kestrel_types::snapshot::SnapshotId;
 
@@ -17,6 +18,19 @@ pub enum Want {
     Name(InodeId, Box<[u8]>),
     /// The one with this number.
     Id(InodeId),
+}
+
+/// The growth of a node's part of a quota that a change needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaWant {
+    /// The quota.
+    pub of: QuotaSubject,
+    /// Files (0) or bytes (1).
+    pub what: u8,
+    /// By so much the part has to be above what the node has counted; above nought.
+    pub more: i64,
+    /// The limit does not count: the superuser gives files away.
+    pub free: bool,
 }
 
 /// Where a request that names an inode is looked for; changes when it has to go to another worker.
@@ -59,6 +73,10 @@ pub enum Stop {
     Stopped,
     /// It makes a snapshot of several nodes, and nothing is in the way of that.
     Cut,
+    /// It needs a larger part of a quota than the node has: run it when it has.
+    QuotaPart(QuotaWant),
+    /// It shows these quotas, of which each of several nodes has counted a part.
+    Quotas(Vec<QuotaSubject>),
     /// It needs the names of this directory, which belongs to a clone and has not all of them: run
     /// it when it has ([`crate::node`], clones).
     Based(InodeId),
@@ -88,6 +106,8 @@ impl Stop {
             | Stop::Leased(_)
             | Stop::Stopped
             | Stop::Cut
+            | Stop::QuotaPart(_)
+            | Stop::Quotas(_)
             | Stop::Based(_)
             | Stop::CloneSource(..)
             | Stop::Unleased => Outcome::Failed(FsError::new(

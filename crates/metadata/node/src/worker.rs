@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
+use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -25,7 +26,7 @@ use crate::ids::Block;
 use crate::path_cache::PathCache;
 use crate::rows::BatchRows;
 use crate::session::Claim;
-use crate::stop::{Route, Want};
+use crate::stop::{QuotaWant, Route, Want};
 use crate::txn::Origin;
 
 /// Takes the replies to many requests, each with the request's number among them; on any thread,
@@ -77,6 +78,10 @@ pub enum NotAloneReason {
     Stopped,
     /// It makes a snapshot, and nothing is in the way of that.
     Cut,
+    /// It needs a larger part of a quota.
+    QuotaPart(QuotaWant),
+    /// It shows these quotas, of which each node has counted a part.
+    Quotas(Vec<QuotaSubject>),
 }
 
 /// Where a blocked caller waits.

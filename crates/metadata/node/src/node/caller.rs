@@ -76,6 +76,12 @@ impl Node {
             {
                 return hand_back(request, sink, NotAloneReason::Away);
             }
+            // One node leads them, as `kestrel_cluster` does.
+            Op::QuotaSet(..) | Op::QuotaRemove(_) | Op::QuotaList(None) | Op::QuotaCheck { .. }
+                if table.is_some() =>
+            {
+                return hand_back(request, sink, NotAloneReason::Away);
+            }
             _ => self.answer(&request, &mut wait),
         };
         if let (

@@ -12,6 +12,7 @@ use kestrel_types::feed::FeedRow;
 use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Table, number_of};
+use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
@@ -27,6 +28,7 @@ use crate::ops::{policy, readdir, usage};
 use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
 use crate::pipeline::UsageChange;
+use crate::quotas::QuotaCharges;
 use crate::rows::{Missing, TxnRows};
 use crate::session::Claim;
 use crate::stop::{Route, Run, Stop, Want, engine_error};
@@ -53,6 +55,8 @@ pub enum Ran {
     Cut,
     /// It reads a change feed: this one, of which all nodes have a part.
     Feed(FeedPlace),
+    /// It shows these quotas, of which all nodes have counted a part.
+    Quotas(Vec<QuotaSubject>),
     /// It has ended.
     Ended(Box<Ended>),
 }
@@ -107,6 +111,8 @@ pub struct Ended {
     /// Events of change feeds, which the leader keeps. Their timestamps are for the decision to say
     /// ([`Node::stamp_feed_events`]).
     pub feed_events: Vec<Mutation>,
+    /// What it charges to quotas, at the leader, by the quotas that there were when it ran.
+    pub charges: QuotaCharges,
 }
 
 impl Ended {
@@ -121,6 +127,7 @@ impl Ended {
             opens: Vec::new(),
             snapshots: Vec::new(),
             feed_events: Vec::new(),
+            charges: QuotaCharges::default(),
         }
     }
 }
@@ -446,9 +453,13 @@ impl Node {
             };
             let result = run(&mut view, request, claim, lent).and_then(|listing| {
                 view.note_feed_events(request)?;
-                Ok(listing)
+                Ok((listing, view.quota_charges(request)?))
             });
-            let wait = view.wait;
+            let (wait, mut charges) = (view.wait, QuotaCharges::default());
+            let result = result.map(|(listing, charged)| {
+                charges = charged;
+                listing
+            });
             let reply = match result {
                 Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
                 Ok(Listing::Feed(place)) => break Ran::Feed(place),
@@ -466,9 +477,10 @@ impl Node {
                 Err(Stop::Unswept(..)) => break Ran::Later,
                 Err(Stop::Stopped) => break Ran::Stopped,
                 Err(Stop::Cut) => break Ran::Cut,
+                Err(Stop::Quotas(of)) => break Ran::Quotas(of),
                 Err(stop) => Err(stop.without_rows()),
             };
-            let mut ended = Ended { reply, wait, ..Ended::nothing() };
+            let mut ended = Ended { reply, wait, charges, ..Ended::nothing() };
             if ended.reply.is_ok() {
                 rows.keep();
                 ended.mutations = rows.mutations(0);

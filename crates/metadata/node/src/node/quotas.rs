@@ -7,8 +7,10 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `quotas/count.rs` | rows of quotas, and what counts by names and inodes |
+//! | `quotas/several.rs` | a node of several: the quotas it is told of, what it has counted |
 
 mod count;
+mod several;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,6 +20,7 @@ use kestrel_types::crash;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::key::Table;
+use kestrel_types::placement::{NodeId, WORKERS_MAX};
 use kestrel_types::quota::{
     OverSince, QUOTAS_MAX, QuotaInfo, QuotaLimits, QuotaRow, QuotaSubject, QuotaUsage,
 };
@@ -26,28 +29,56 @@ use rustc_hash::FxHashSet;
 
 pub use count::{QuotaDifferences, compare_quotas};
 use count::{QuotaRows, Rehome, count, count_tree, home_row, parent_of};
+pub use several::{CountedFile, CountedPage, QuotaCount, QuotaPart};
 
 use super::Node;
+use crate::owners::{MapView, has_shares_of};
 use crate::quotas::{NewQuota, QuotaCounters, Quotas};
 use crate::stop::engine_error;
 
-/// What a cluster answers.
-pub const SEVERAL_NODES: FsError = FsError::new(
-    libc::EOPNOTSUPP,
-    "quotas of a volume that several nodes share are not there yet: one node has to serve it",
-);
+/// What others than the superuser hear.
+pub const NOT_ROOT: FsError = FsError::new(libc::EPERM, "only the superuser handles quotas");
 
-const NOT_ROOT: FsError = FsError::new(libc::EPERM, "only the superuser handles quotas");
+/// What a limit that is too large gets.
+pub const LIMIT_TOO_LARGE: FsError = FsError::new(libc::EINVAL, "a limit is at most 8 EiB - 1");
+
+/// What one quota too many gets.
+pub const TOO_MANY: FsError = FsError::new(libc::ENOSPC, "a volume has at most 4096 quotas");
+
+/// The directory of a quota is none.
+pub const NO_DIR: FsError =
+    FsError::new(libc::ENOENT, "no such directory: a quota is of a directory");
+
+/// There is none of the kind.
+pub const NO_QUOTA: FsError = FsError::new(libc::ENOENT, "there is no such quota");
 
 /// Differences of counters to what was counted, to be made when their rows are written.
 type Changes = Vec<(Arc<QuotaCounters>, QuotaUsage)>;
 
-/// Reads a volume's quotas.
+/// Reads a volume's quotas: of several nodes the records that this one was told, and the shares
+/// that it has.
 ///
 /// # Errors
-/// `EOPNOTSUPP` if there are some and several nodes share the volume; damaged rows; the engine's.
-pub fn read_quotas(engine: &dyn Engine, workers: usize, several: bool) -> FsResult<Quotas> {
+/// Damaged rows; the engine's.
+pub fn read_quotas(
+    engine: &dyn Engine,
+    workers: usize,
+    cluster: Option<&MapView>,
+) -> FsResult<Quotas> {
     let quotas = Quotas::default();
+    let new = stored_quotas(engine, workers, cluster)?;
+    if !new.is_empty() {
+        quotas.replace(new);
+    }
+    Ok(quotas)
+}
+
+/// The quotas that a node's rows have.
+fn stored_quotas(
+    engine: &dyn Engine,
+    workers: usize,
+    cluster: Option<&MapView>,
+) -> FsResult<Vec<NewQuota>> {
     let mut is_any = false;
     let visited = engine.scan_table(Table::Quota, None, &mut |_, _| {
         is_any = true;
@@ -55,22 +86,28 @@ pub fn read_quotas(engine: &dyn Engine, workers: usize, several: bool) -> FsResu
     });
     visited.map_err(engine_error)?;
     if !is_any {
-        return Ok(quotas);
-    }
-    if several {
-        return Err(SEVERAL_NODES);
+        return Ok(Vec::new());
     }
     let rows = QuotaRows::read(engine)?;
+    let is_own = |number: u16| {
+        let node = NodeId::from(number) / WORKERS_MAX as NodeId;
+        cluster.is_none_or(|table| has_shares_of(&table.placement, node) == table.me)
+    };
     let mut new = Vec::new();
     for (of, limits) in &rows.limits {
         let since = rows.since.get(of).copied().unwrap_or_default();
         let shares = rows.shares.get(of).map_or(&[][..], Vec::as_slice);
-        let counters = Arc::new(QuotaCounters::new(shares, since, workers));
-        new.push(NewQuota { of: *of, limits: *limits, above: None, counters });
+        let shares: Vec<_> = shares.iter().filter(|(number, _)| is_own(*number)).copied().collect();
+        let me = cluster.map(|table| table.me);
+        let counters = Arc::new(QuotaCounters::new(&shares, since, (workers, me)));
+        let above = rows.above.get(of).copied();
+        new.push(NewQuota { of: *of, limits: *limits, above, counters });
     }
-    set_above(engine, &mut new)?;
-    quotas.replace(new);
-    Ok(quotas)
+    // One node of several has not the rows of all directories.
+    if cluster.is_none() {
+        set_above(engine, &mut new)?;
+    }
+    Ok(new)
 }
 
 /// Finds the next quota above that of each directory.
@@ -89,13 +126,7 @@ fn set_above(engine: &dyn Engine, quotas: &mut [NewQuota]) -> FsResult<()> {
 
 impl Node {
     fn may_change_quotas(&self, creds: &Creds) -> FsResult<()> {
-        if creds.uid != 0 {
-            return Err(NOT_ROOT);
-        }
-        if self.core.cluster.is_some() {
-            return Err(SEVERAL_NODES);
-        }
-        Ok(())
+        if creds.uid == 0 { Ok(()) } else { Err(NOT_ROOT) }
     }
 
     /// Takes out those of directories that have been removed, and to which nothing is charged any
@@ -232,7 +263,7 @@ impl Node {
         if dir == ROOT || parent_of(&*self.engine, dir)?.is_some() {
             return Ok(());
         }
-        Err(FsError::new(libc::ENOENT, "no such directory: a quota is of a directory"))
+        Err(NO_DIR)
     }
 
     /// Executes QuotaSet.
@@ -245,7 +276,7 @@ impl Node {
     ) -> Result<Answer, Outcome> {
         self.may_change_quotas(creds)?;
         if !limits.is_valid() {
-            return Err(FsError::new(libc::EINVAL, "a limit is at most 8 EiB - 1").into());
+            return Err(LIMIT_TOO_LARGE.into());
         }
         let _all = self.hold_all();
         let mut new = self.known_quotas();
@@ -255,7 +286,7 @@ impl Node {
             self.commit_quotas(BatchKind::Growing, vec![record], wait)?;
         } else {
             if new.len() >= QUOTAS_MAX {
-                return Err(FsError::new(libc::ENOSPC, "a volume has at most 4096 quotas").into());
+                return Err(TOO_MANY.into());
             }
             if !self.core.clones.is_empty() {
                 let why = "a clone is not finished yet: finish it with kestrel clone --eager";
@@ -263,7 +294,7 @@ impl Node {
             }
             self.check_quota_dir(of)?;
             let removed = self.without_removed(&mut new)?;
-            let counters = QuotaCounters::new(&[], OverSince::default(), self.core.workers);
+            let counters = QuotaCounters::new(&[], OverSince::default(), (self.core.workers, None));
             new.push(NewQuota { of, limits: *limits, above: None, counters: Arc::new(counters) });
             set_above(&*self.engine, &mut new)?;
             let known = QuotaRows::read(&*self.engine)?;
@@ -291,7 +322,7 @@ impl Node {
         let _all = self.hold_all();
         let mut new = self.known_quotas();
         let Some(at) = new.iter().position(|quota| quota.of == of) else {
-            return Err(FsError::new(libc::ENOENT, "there is no such quota").into());
+            return Err(NO_QUOTA.into());
         };
         let removed = new.swap_remove(at);
         let mut gone = self.without_removed(&mut new)?;

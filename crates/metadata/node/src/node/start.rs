@@ -201,7 +201,8 @@ impl Node {
         let share = cluster.as_ref().map_or(HISTORY_SHARE, |cluster| history_share_of(cluster.me));
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
         let clones = KnownClones::read(&*engine).map_err(engine_error)?;
-        let quotas = read_quotas(&*engine, config.workers, cluster.is_some())?;
+        let quotas =
+            read_quotas(&*engine, config.workers, cluster.as_ref().map(Owners::table).as_deref())?;
         let feeds = read_feeds(&*engine, config.workers)?;
         let (snapshots, below) = (Arc::new(snapshots), engine);
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));

@@ -16,7 +16,9 @@ use kestrel_types::quota::{
 use kestrel_types::request::{Op, Request};
 
 use super::{At, InodeUse, View, damaged};
-use crate::quotas::{ChargeIndex, ChargeScratch, ChargedName, Charges, Owners, QuotaTable};
+use crate::quotas::{
+    ChargeIndex, ChargeScratch, ChargedName, Charges, Owners, QuotaCharges, QuotaTable,
+};
 use crate::rows::{Counted, CountedChange, Value};
 use crate::stop::{Run, Stop, fail};
 
@@ -65,24 +67,45 @@ impl View<'_> {
     pub fn charge_quotas(&mut self, request: &Request) -> Run<()> {
         let mut charges = std::mem::take(&mut self.effects.charges);
         let mut scratch = std::mem::take(&mut self.effects.charge_scratch);
-        let charged = self.charge(request, &mut charges, &mut scratch);
+        let charged = self.sum_up(&mut charges, &mut scratch).and_then(|_| {
+            if scratch.changes.is_empty() {
+                return Ok(());
+            }
+            let (owners, quotas) = (owners(request), &self.core.quotas);
+            charges.charge(quotas, &scratch.changes, owners, self.now).map_err(Stop::from)
+        });
         scratch.clear();
         (self.effects.charges, self.effects.charge_scratch) = (charges, scratch);
         charged
     }
 
-    fn charge(
-        &mut self,
-        request: &Request,
-        charges: &mut Charges,
-        scratch: &mut ChargeScratch,
-    ) -> Run<()> {
+    /// As [`View::charge_quotas`], of an operation on rows of several nodes: the member that
+    /// decides it charges.
+    pub fn quota_charges(&mut self, request: &Request) -> Run<QuotaCharges> {
+        let owners = owners(request);
+        if !self.core.quotas.in_use() {
+            let version = self.core.quotas.table().version;
+            return Ok(QuotaCharges { version, own: Vec::new(), owners });
+        }
+        let mut charges = std::mem::take(&mut self.effects.charges);
+        let mut scratch = std::mem::take(&mut self.effects.charge_scratch);
+        let summed = self.sum_up(&mut charges, &mut scratch).map(|version| {
+            let own = charges.named(&scratch.changes);
+            QuotaCharges { version, own, owners }
+        });
+        scratch.clear();
+        (self.effects.charges, self.effects.charge_scratch) = (charges, scratch);
+        summed
+    }
+
+    /// Adds up what the operation did to the rows of quotas. The number of the set of quotas.
+    fn sum_up(&mut self, charges: &mut Charges, scratch: &mut ChargeScratch) -> Run<u64> {
         let ChargeScratch { counted, gone, come, changes } = scratch;
         self.rows.counted_changes(counted).map_err(|why| damaged("entry", &why))?;
-        if counted.is_empty() {
-            return Ok(());
-        }
         let table = self.core.quotas.table();
+        if counted.is_empty() {
+            return Ok(table.version);
+        }
         charges.begin(&table);
         let mut sums = Sums { table: &table, charges, changes };
         for CountedChange { dir, old, new } in &*counted {
@@ -105,7 +128,7 @@ impl View<'_> {
             self.charge_homes(&mut sums, counted, gone)?;
             self.check_edges(&table, gone, come)?;
         }
-        charges.charge(&self.core.quotas, changes, owners(request), self.now).map_err(Stop::Fail)
+        Ok(table.version)
     }
 
     /// Bytes of files in table `link`, and where they are charged.
@@ -245,6 +268,9 @@ impl View<'_> {
             at = quota.above.as_ref();
         }
         found.extend(table.all.get(&QuotaSubject::Volume).map(|quota| quota.info()));
+        if self.core.cluster.is_some() && !found.is_empty() {
+            return Err(Stop::Quotas(found.iter().map(|info| info.of).collect()));
+        }
         Ok(found)
     }
 }

@@ -31,6 +31,7 @@ pub(super) struct QuotaRows {
     pub(super) limits: FxHashMap<QuotaSubject, QuotaLimits>,
     pub(super) shares: FxHashMap<QuotaSubject, Vec<(u16, QuotaUsage)>>,
     pub(super) since: FxHashMap<QuotaSubject, OverSince>,
+    pub(super) above: FxHashMap<QuotaSubject, InodeId>,
     /// By file in table `link`: the directory of the quota that counts its bytes.
     pub(super) homes: FxHashMap<InodeId, InodeId>,
 }
@@ -72,6 +73,9 @@ impl QuotaRows {
                 QuotaRow::Since(of) => {
                     rows.since.insert(of, OverSince::decode(row)?);
                 }
+                QuotaRow::Above(of) => {
+                    rows.above.insert(of, decode_home(row)?);
+                }
                 QuotaRow::Home(ino) => {
                     rows.homes.insert(ino, decode_home(row)?);
                 }
@@ -91,7 +95,8 @@ impl QuotaRows {
     fn keys_of(&self, of: QuotaSubject) -> impl Iterator<Item = QuotaRow> {
         let shares = self.shares.get(&of).into_iter().flatten();
         let shares = shares.map(move |(worker, _)| QuotaRow::Share(of, *worker));
-        [QuotaRow::Record(of), QuotaRow::Since(of)].into_iter().chain(shares)
+        let above = matches!(of, QuotaSubject::Dir(_)).then_some(QuotaRow::Above(of));
+        [QuotaRow::Record(of), QuotaRow::Since(of)].into_iter().chain(above).chain(shares)
     }
 }
 
@@ -251,11 +256,12 @@ pub struct QuotaDifferences {
     pub rows: Vec<Mutation>,
 }
 
-/// Compares the rows of quotas of a volume at rest with what there is.
+/// Compares the rows of quotas of a volume at rest with what there is. What differs is booked to
+/// the share with this number.
 ///
 /// # Errors
 /// Damaged rows, of quotas and of names and inodes; the engine's.
-pub fn compare_quotas(engine: &dyn Engine) -> FsResult<QuotaDifferences> {
+pub fn compare_quotas(engine: &dyn Engine, share: u16) -> FsResult<QuotaDifferences> {
     let rows = QuotaRows::read(engine)?;
     let mut found = QuotaDifferences::default();
     if rows.limits.is_empty() {
@@ -268,11 +274,10 @@ pub fn compare_quotas(engine: &dyn Engine) -> FsResult<QuotaDifferences> {
         let says = shares.iter().fold(QuotaUsage::default(), |sum, (_, share)| sum.plus(*share));
         let counted = counts.own.get(&of).copied().unwrap_or_default();
         if says != counted {
-            let first = shares.iter().find(|(worker, _)| *worker == 0);
-            let first = first.map_or(QuotaUsage::default(), |(_, share)| *share);
-            let share = first.plus(counted.minus(says));
-            let key = QuotaRow::Share(of, 0).key();
-            found.rows.push(Mutation { key, value: Some(share.encode()) });
+            let booked = shares.iter().find(|(number, _)| *number == share);
+            let booked = booked.map_or(QuotaUsage::default(), |(_, booked)| *booked);
+            let value = Some(booked.plus(counted.minus(says)).encode());
+            found.rows.push(Mutation { key: QuotaRow::Share(of, share).key(), value });
             found.usage.push((of, says, counted));
         }
     }
