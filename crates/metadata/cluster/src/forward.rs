@@ -1,5 +1,5 @@
-//! Requests about snapshots of a member's own process: its schedules, and people at its machine.
-//! The member that leads snapshots executes them on behalf of the process.
+//! Requests about snapshots and quotas of a member's own process: its schedules, and people at its
+//! machine. The member that leads snapshots executes them on behalf of the process.
 //!
 //! A client's session goes to the leader by itself ([`crate::Requester::Session`]). A member's own
 //! process has no session, so its member sends the request on, again and again until it has the
@@ -33,7 +33,7 @@ pub(super) struct Forwarded {
     ended: VecDeque<From>,
 }
 
-/// Whether an operation is forwarded: each that the leader of snapshots executes.
+/// Whether an operation is forwarded: each that the leader of snapshots and quotas executes.
 fn is_forwarded(op: &Op) -> bool {
     matches!(
         op,
@@ -42,6 +42,10 @@ fn is_forwarded(op: &Op) -> bool {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(None)
+            | Op::QuotaCheck { .. }
     )
 }
 

@@ -104,7 +104,8 @@
 //! | `gc`, `orphans` | objects that nothing refers to; files without a name |
 //! | `snapshot_reads` | reads at a snapshot, with the rows of all members |
 //! | `snapshots` | snapshots of all members at one instant, and their records |
-//! | `forward` | requests about snapshots of a member's own process |
+//! | `quotas` | quotas: the set that all members have, and parts of limits that they are lent |
+//! | `forward` | requests about snapshots and quotas of a member's own process |
 //! | `poll`, `load` | questions to all members; what they have, for the balancer |
 //! | `message`, `wire` | [`Envelope`] and [`Message`]; their bytes ([`Envelope::encode`]) |
 //! | `undeliverable`, `stop` | messages that are too large; what a member does when its log fails |
@@ -124,6 +125,7 @@ mod orphans;
 pub mod ownership;
 pub mod peer_identity;
 mod poll;
+mod quotas;
 mod serve;
 mod snapshot_reads;
 mod snapshots;
@@ -169,6 +171,7 @@ use lease::Leases;
 use message::leases::LeaseMessage;
 use orphans::Asking;
 use poll::Poll;
+use quotas::Quotas;
 use snapshots::Snapshots;
 use sums::Sums;
 use tree::Walk;
@@ -180,6 +183,7 @@ pub use gc::{Forgot, GcListener};
 pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
 pub use message::polls::{PollAnswer, PollQuestion, Weight};
+pub use message::quotas::{QuotaAsk, QuotaMessage};
 pub use message::snapshot_reads::{ReadId, SnapshotReadMessage};
 pub use message::snapshots::{SnapshotMessage, SnapshotOrder};
 pub use message::sums::SumMessage;
@@ -261,6 +265,8 @@ enum Deferred {
     CutRecorded(SnapshotOrder),
     /// Records of snapshots, by this placement map.
     RecordsDurable(u64),
+    /// The leader's record of quotas that change.
+    QuotasRecorded(SnapshotOrder),
 }
 
 /// What the node said.
@@ -377,6 +383,7 @@ pub struct ClusterNode {
     changing: MapChanges,
     coordinator: Coordinator,
     snapshots: Snapshots,
+    quotas: Quotas,
 }
 
 impl ClusterNode {
@@ -459,6 +466,8 @@ impl ClusterNode {
         let epoch = next_epoch(&*engine)?;
         let records = txn::records::read(&*engine)?;
         let snapshots = Snapshots::read(&*engine)?;
+        let quotas = Quotas::read(&*engine)?;
+        cluster.set_lacks_quotas(quotas.set.lacking);
         let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
@@ -507,6 +516,7 @@ impl ClusterNode {
             changing,
             coordinator,
             snapshots,
+            quotas,
         };
         member.at(now);
         let quiet = member.node.clone();
@@ -602,6 +612,7 @@ impl ClusterNode {
         self.tick_orphans();
         self.tick_change();
         self.tick_snapshots();
+        self.tick_quotas();
         self.pump();
     }
 
@@ -679,6 +690,7 @@ impl ClusterNode {
             && self.waiting.is_empty()
             && self.changing.is_idle()
             && self.snapshots.is_idle()
+            && self.quotas_are_idle()
             // To a member that has left the leader says nothing any more.
             && (self.has_left() || !self.node.core().snapshots.has_removed())
             && !self.coordinator.leads()
@@ -733,6 +745,7 @@ impl ClusterNode {
             Message::Forwarded { number, reply } => self.heard_of_forward(number, reply),
             Message::SnapshotRead(message) => self.heard_of_snapshot_read(from, message),
             Message::Snapshot(message) => self.heard_of_snapshots(from, message),
+            Message::Quota(message) => self.heard_of_quotas(from, message),
             Message::Tokens(_) | Message::Addresses(_) => {}
         }
     }
@@ -770,6 +783,7 @@ impl ClusterNode {
                     Deferred::Confirmed(made) => self.leases.self_lease.confirmed(made),
                     Deferred::CutRecorded(order) => self.cut_recorded(order),
                     Deferred::RecordsDurable(version) => self.records_durable(version),
+                    Deferred::QuotasRecorded(order) => self.quotas_recorded(order),
                 }
                 continue;
             }

@@ -6,6 +6,7 @@
 //! | `message/changes.rs` | changes of the placement map |
 //! | `message/leases.rs` | leases |
 //! | `message/polls.rs` | questions to all members, and their answers |
+//! | `message/quotas.rs` | quotas |
 //! | `message/snapshot_reads.rs` | rows as they were at a snapshot |
 //! | `message/snapshots.rs` | snapshots |
 //! | `message/sums.rs` | sums of shares |
@@ -13,6 +14,7 @@
 pub(crate) mod changes;
 pub(crate) mod leases;
 pub(crate) mod polls;
+pub(crate) mod quotas;
 pub(crate) mod snapshot_reads;
 pub(crate) mod snapshots;
 pub(crate) mod sums;
@@ -37,6 +39,7 @@ use super::addresses::NodeAddress;
 use changes::ChangeMessage;
 use leases::LeaseMessage;
 use polls::{PollAnswer, PollQuestion};
+use quotas::QuotaMessage;
 use snapshot_reads::SnapshotReadMessage;
 use snapshots::SnapshotMessage;
 use sums::SumMessage;
@@ -211,6 +214,8 @@ pub enum Message {
     SnapshotRead(SnapshotReadMessage),
     /// Snapshots.
     Snapshot(SnapshotMessage),
+    /// Quotas.
+    Quota(QuotaMessage),
     /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear
     /// nothing.
     Tokens(TokensMessage),

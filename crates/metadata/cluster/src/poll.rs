@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use kestrel_meta::feeds::{FeedPlace, FeedQuestion, check_reader, merge};
 use kestrel_meta::history::at::GONE;
-use kestrel_meta::node::{BAD_CURSOR, Node};
+use kestrel_meta::node::{BAD_CURSOR, CountedPage, Node};
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -18,12 +18,14 @@ use kestrel_types::feed::FeedStart;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
+use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
 
 use super::message::Message;
 use super::message::polls::{PollAnswer, PollQuestion};
+use super::message::snapshots::SnapshotOrder;
 use super::work::Stage;
 use super::{ClusterNode, DEADLINE, Deferred, RESEND};
 
@@ -42,6 +44,10 @@ pub(super) enum Then {
     /// The request with this ticket hears what removing a snapshot would give back of this node's
     /// history.
     TellRemoval(u64, NodeId),
+    /// The request with this ticket hears what counts towards these quotas, or all.
+    TellQuotas(u64, Option<Vec<QuotaSubject>>),
+    /// This change of the quotas goes on.
+    CountQuotas(SnapshotOrder),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -152,6 +158,24 @@ impl ClusterNode {
                 }
             }
             PollQuestion::Removal(..) => (PollAnswer::Done, 0),
+            PollQuestion::Quotas(of) => {
+                // Of a node that does not yet know the quotas, too.
+                (PollAnswer::Quotas(self.node.quota_parts(of.as_deref())), self.node.last_commit())
+            }
+            PollQuestion::Parents(dirs) => match self.node.parents_of(&dirs) {
+                Ok(found) => (PollAnswer::Parents(found), 0),
+                Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
+                Err(why) => (PollAnswer::Failed(why), 0),
+            },
+            PollQuestion::Count(count, places) => {
+                let place = places.iter().find(|(node, _)| *node == self.me);
+                let page = place.map(|(_, after)| self.node.count_page(&count, after.as_ref()));
+                match page.unwrap_or_else(|| Ok(CountedPage::default())) {
+                    Ok(page) => (PollAnswer::Counted(Box::new(page)), 0),
+                    Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
+                    Err(why) => (PollAnswer::Failed(why), 0),
+                }
+            }
             PollQuestion::At(snapshot, question) => match self.polled_at(snapshot, *question) {
                 Ok(answer) => (answer, 0),
                 Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
@@ -330,6 +354,8 @@ impl ClusterNode {
                 };
                 self.answer(ticket, reply.map_err(Into::into));
             }
+            Then::TellQuotas(ticket, of) => self.quotas_told(ticket, of, answers),
+            Then::CountQuotas(order) => self.heard_count(order, answers),
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
@@ -349,6 +375,9 @@ impl ClusterNode {
                 | Then::TellLocated(_)
                 | Then::TellFeed(..)
                 | Then::TellRemoval(..)
+                | Then::TellQuotas(..)
+                // Its cut has failed.
+                | Then::CountQuotas(_)
                 | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),

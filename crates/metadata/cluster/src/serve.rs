@@ -49,6 +49,7 @@ impl ClusterNode {
             // What the node met before this may have been given up since: then it is not parked.
             unlocks: self.unlocks.wrapping_sub(1),
             no_dirs: BTreeSet::new(),
+            rounds: 0,
             counter: None,
         };
         self.works.insert(ticket, work);
@@ -71,6 +72,9 @@ impl ClusterNode {
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
         if self.is_misdirected(ticket) || self.forward(ticket) {
+            return;
+        }
+        if self.begin_quota_request(ticket) {
             return;
         }
         let alone = self.table.is_alone();
@@ -135,6 +139,8 @@ impl ClusterNode {
             NotAloneReason::Away => self.lead(ticket),
             NotAloneReason::Later => self.rest(ticket, false),
             NotAloneReason::Cut => self.begin_cut(ticket),
+            NotAloneReason::QuotaPart(want) => self.await_part(ticket, want),
+            NotAloneReason::Quotas(of) => self.tell_quotas(ticket, Some(of)),
             NotAloneReason::Unleased => self.await_lease(ticket),
             NotAloneReason::Sum(dir) => self.gather(dir, ticket),
             NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
@@ -217,6 +223,7 @@ impl ClusterNode {
             | Stage::Fetching
             | Stage::Unleased
             | Stage::Gathering
+            | Stage::AwaitingQuota
             | Stage::AwaitingCut => work.until <= now,
         };
         let due: Vec<u64> =

@@ -69,6 +69,7 @@ use kestrel_types::snapshot::SnapshotId;
 use super::ClusterNode;
 use super::message::Message;
 use super::message::snapshots::{SnapshotMessage, SnapshotOrder};
+use super::work::Stage;
 use cut::Cut;
 use records::Records;
 
@@ -104,6 +105,8 @@ pub(super) struct Snapshots {
     clear_due: Nanos,
     /// At the leader: the snapshot that is being made.
     cut: Option<Cut>,
+    /// At the leader: no cut begins before, as one has failed.
+    cut_due: Nanos,
     /// At the leader: requests that wait for the end of a cut.
     waiting: VecDeque<u64>,
     /// At the leader: what members know of records.
@@ -138,6 +141,16 @@ impl Snapshots {
             FsError::because(libc::EIO, text)
         })?;
         Ok(Self { heeded, ..Self::default() })
+    }
+
+    /// Takes out requests that wait for the end of a cut.
+    pub fn retain_waiting(&mut self, mut stays: impl FnMut(u64) -> bool) {
+        self.waiting.retain(|ticket| stays(*ticket));
+    }
+
+    /// Whether this member is stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_some()
     }
 
     /// Whether a cut is under way here.
@@ -189,6 +202,11 @@ impl ClusterNode {
         self.leads_snapshots() && leader_of(next) != Some(self.me)
     }
 
+    /// The member that leads snapshots, and quotas.
+    pub(super) fn snapshot_leader(&self) -> Option<NodeId> {
+        leader_of(&self.table.placement)
+    }
+
     /// The newest snapshot that this member keeps rows for, or 0.
     pub(super) fn newest_cut(&self) -> SnapshotId {
         self.node.core().snapshots.newest().unwrap_or(0)
@@ -227,7 +245,7 @@ impl ClusterNode {
             M::Make { info, .. } => self.make(order, &info),
             M::Resume(_) => self.resume_from(order),
             M::Keep { records, dropped, .. } => self.keep(order, &records, &dropped),
-            M::Stopped { stamp, .. } => self.has_stopped(from, order, stamp),
+            M::Stopped { stamp, start, .. } => self.has_stopped(from, order, (stamp, start)),
             M::Made(_) => self.has_made(from, order),
             M::Declined { why, .. } => self.cut_declined(order, why),
             M::Kept { cleared, .. } => self.kept(from, order, cleared),
@@ -257,5 +275,12 @@ impl ClusterNode {
         self.end_stop();
         let why = "metadata: the placement map has changed while the snapshot was being made";
         self.fail_cut(FsError::new(libc::EAGAIN, why));
+        // Another member may lead.
+        for ticket in std::mem::take(&mut self.snapshots.waiting) {
+            let stage = self.works.get(&ticket).map(|work| &work.stage);
+            if matches!(stage, Some(Stage::AwaitingCut)) {
+                self.rest(ticket, false);
+            }
+        }
     }
 }

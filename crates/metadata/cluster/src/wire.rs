@@ -7,6 +7,7 @@
 //! | `wire/dentries.rs` | dentries |
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
+//! | `wire/quotas.rs` | quotas |
 //! | `wire/snapshot_reads.rs` | rows as they were at a snapshot |
 //! | `wire/snapshots.rs` | snapshots |
 //! | `wire/sums.rs` | sums of shares |
@@ -35,6 +36,7 @@ mod changes;
 mod dentries;
 mod leases;
 mod polls;
+mod quotas;
 mod snapshot_reads;
 mod snapshots;
 mod sums;
@@ -43,7 +45,7 @@ mod tests;
 mod tokens;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 9;
+const VERSION: u8 = 10;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -73,6 +75,7 @@ const SNAPSHOT: u8 = 25;
 const SNAPSHOT_READ: u8 = 26;
 const FORWARD: u8 = 27;
 const FORWARDED: u8 = 28;
+const QUOTA: u8 = 29;
 
 // How a transaction ended.
 const WITHOUT_CHANGES: u8 = 0;
@@ -210,6 +213,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(SUM);
             sums::put(out, message);
         }
+        Message::Quota(message) => {
+            out.push(QUOTA);
+            quotas::put(out, message);
+        }
         Message::Snapshot(message) => {
             out.push(SNAPSHOT);
             snapshots::put(out, message);
@@ -292,6 +299,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         LEASE => Message::Lease(leases::take(r)?),
         SUM => Message::Sum(sums::take(r)?),
         SNAPSHOT => Message::Snapshot(snapshots::take(r)?),
+        QUOTA => Message::Quota(quotas::take(r)?),
         FORWARD => {
             let (number, table) = (r.varint()?, r.varint()?);
             Message::Forward { number, table, request: Box::new(decode_request(r)?) }

@@ -54,9 +54,11 @@ pub(super) enum Stage {
     Forwarded { sent: Nanos },
     /// It waits for what all members say; the poll has its own deadline.
     Polling,
-    /// It makes a snapshot, after others, or when members have all records.
+    /// It waits for a larger part of a quota.
+    AwaitingQuota,
+    /// It makes a snapshot or changes quotas, after others, or when members have all records.
     AwaitingCut,
-    /// Its snapshot is being made; that has its own deadline.
+    /// Its snapshot is being made, or its change; that has its own deadline.
     Cutting,
     /// It has ended; the reply waits for the log.
     Ending,
@@ -76,6 +78,9 @@ pub(super) struct Work {
     pub unlocks: u64,
     /// Parts of its path that were no directories.
     pub no_dirs: BTreeSet<Want>,
+    /// Rounds in which it has asked for rows of a snapshot: an answer to an earlier one, which may
+    /// be by an earlier placement map, does not count.
+    pub rounds: u32,
     /// What the number of a new inode is made of: the same in every run of a transaction.
     pub counter: Option<u64>,
 }

@@ -22,6 +22,7 @@ use kestrel_types::placement::PlacementMap;
 use super::records::{self, ForeignRows};
 use super::{RangeDelete, gains, hands_over, inherits, loses, shares_move};
 use crate::message::changes::{ChangeMessage, Charge};
+use crate::quotas::QuotaSet;
 use crate::work::Stage;
 use crate::{ClusterNode, Deferred, Message};
 
@@ -84,10 +85,18 @@ impl ClusterNode {
         if hands_over {
             rows.extend(self.coordinator.rows_given_up());
         }
+        // A member that has not served may lack the quotas.
+        let begins = (self.changing.joining || before.is_idle()) && !next.is_idle(self.me);
+        let quotas = QuotaSet { lacking: true, ..self.quotas.set };
+        rows.extend(begins.then(|| quotas.row()));
         if let Some(charge) = &charge {
             rows.extend(records_of(&next, charge));
         }
         let position = self.commit_beside(BatchKind::Freeing, rows)?;
+        if begins {
+            self.cluster().set_lacks_quotas(true);
+            self.quotas.set = quotas;
+        }
         let placement = PlacementMap::clone(&next);
         self.put_table(MapView {
             me: self.me,
@@ -97,6 +106,9 @@ impl ClusterNode {
             only_here,
         });
         node.take_moved(moved);
+        if let Err(why) = node.reload_quotas() {
+            log::error!("what counts towards quotas: {why}; run kestrel quota check");
+        }
         drop(quiet);
 
         log::info!("metadata: table {} of placement", next.version);
@@ -107,6 +119,7 @@ impl ClusterNode {
         self.changing.purge = left.then(RangeDelete::default);
         self.begin_again();
         self.snapshots_by_table();
+        self.quotas_by_table();
         self.forget_former();
         if let Some(charge) = charge {
             log::info!("metadata: node {} leads changes of the table from now on", self.me);

@@ -23,7 +23,7 @@ use crate::ClusterNode;
 use crate::message::changes::ChangeMessage;
 
 /// Tables with rows that may get other owners.
-const TABLES: [Table; 12] = [
+const TABLES: [Table; 13] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -36,6 +36,7 @@ const TABLES: [Table; 12] = [
     Table::ObjStat,
     Table::History,
     Table::Feed,
+    Table::Quota,
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.

@@ -2,11 +2,13 @@
 
 use kestrel_balancer::load_report::LoadReport;
 use kestrel_meta::feeds::{FeedPart, FeedQuestion};
-use kestrel_meta::node::{ReferencePart, TreePart};
+use kestrel_meta::node::{CountedPage, QuotaCount, QuotaPart, ReferencePart, TreePart};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::key::Key;
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
+use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::DirEntry;
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
@@ -52,6 +54,12 @@ pub enum PollQuestion {
     /// What removing a snapshot would give back of the history of this node, from a cursor on. The
     /// other nodes have nothing to say.
     Removal(SnapshotId, NodeId, Option<HistoryCursor>),
+    /// What the member has counted towards quotas: these, or all.
+    Quotas(Option<Vec<QuotaSubject>>),
+    /// The directories above those of these that have the member as their home.
+    Parents(Vec<InodeId>),
+    /// What counts towards quotas in some rows of each of these members, after a row.
+    Count(QuotaCount, Vec<(NodeId, Option<Key>)>),
     /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
     At(SnapshotId, Box<PollQuestion>),
 }
@@ -80,6 +88,12 @@ pub enum PollAnswer {
     Feed(Box<FeedPart>),
     /// A part of what removing a snapshot would give back.
     Removal(SnapshotUsage),
+    /// What it has counted towards quotas.
+    Quotas(Vec<QuotaPart>),
+    /// Directories, and those above them.
+    Parents(Vec<(InodeId, InodeId)>),
+    /// What counts towards quotas in some of its rows.
+    Counted(Box<CountedPage>),
     /// It cannot tell, and why.
     Failed(FsError),
     /// There is no such snapshot.
@@ -103,6 +117,9 @@ impl PollQuestion {
                 | (PollQuestion::Entries, PollAnswer::Entries(_))
                 | (PollQuestion::Locate(..), PollAnswer::Located(..))
                 | (PollQuestion::Feed(_), PollAnswer::Feed(_) | PollAnswer::Failed(_))
+                | (PollQuestion::Quotas(_), PollAnswer::Quotas(_))
+                | (PollQuestion::Parents(_), PollAnswer::Parents(_) | PollAnswer::Failed(_))
+                | (PollQuestion::Count(..), PollAnswer::Counted(_) | PollAnswer::Failed(_))
                 | (
                     PollQuestion::Removal(..),
                     PollAnswer::Removal(_)

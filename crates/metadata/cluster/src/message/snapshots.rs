@@ -26,6 +26,8 @@ pub enum SnapshotMessage {
         order: SnapshotOrder,
         /// Its newest timestamp.
         stamp: u64,
+        /// Which start of it this is: one that starts again has not been stopped all the while.
+        start: u64,
     },
     /// The cut: the receiver keeps rows for this snapshot, and goes on. Answered by Made or
     /// Declined.

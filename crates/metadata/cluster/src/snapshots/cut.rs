@@ -1,29 +1,41 @@
 //! The leader makes a snapshot ([`crate::snapshots`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kestrel_meta::txn;
-use kestrel_types::clock::Nanos;
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::crash;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer, Op};
+use kestrel_types::request::{Answer, Op, Reply};
 use kestrel_types::snapshot::{SNAPSHOTS_MAX, SnapshotInfo};
 
 use super::CUT_MAX;
 use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 use crate::poll::out_of_reach;
+use crate::quotas::QuotaChange;
 use crate::work::Stage;
 use crate::{ClusterNode, Deferred, RESEND};
 
-/// A snapshot that is being made.
+/// Pause after an attempt that has failed. A change of the placement map, which may be the reason,
+/// goes on meanwhile: what is said of it is said again before that.
+const CUT_PAUSE: Nanos = RESEND + RESEND / 2;
+
+/// So often members hear that quotas are still being counted.
+const COUNTING_RESEND: Nanos = SECOND;
+
+/// A snapshot that is being made, or a change of the quotas.
 pub(super) struct Cut {
-    /// The request.
+    /// The request; 0: none.
     ticket: u64,
     order: SnapshotOrder,
     step: CutStep,
+    /// The change of the quotas, until all have stopped.
+    quotas: Option<Box<QuotaChange>>,
+    /// The starts of members that have stopped.
+    starts: BTreeMap<NodeId, u64>,
     since: Nanos,
     sent: Nanos,
 }
@@ -36,16 +48,31 @@ enum CutStep {
     Recording(SnapshotInfo),
     /// These have no durable record.
     Making(BTreeSet<NodeId>, SnapshotInfo),
+    /// All have stopped for a change of the quotas.
+    Quotas(Box<QuotaChange>),
 }
 
 impl ClusterNode {
     /// A request to make a snapshot has passed all checks.
     pub(crate) fn begin_cut(&mut self, ticket: u64) {
+        self.begin_cut_for(ticket, None);
+    }
+
+    /// A request to change the quotas has passed all checks, or nobody asks.
+    pub(crate) fn begin_quota_cut(&mut self, ticket: u64, change: Box<QuotaChange>) {
+        if ticket == 0 {
+            self.stop_all(0, Some(change));
+        } else {
+            self.begin_cut_for(ticket, Some(change));
+        }
+    }
+
+    fn begin_cut_for(&mut self, ticket: u64, quotas: Option<Box<QuotaChange>>) {
         let now = self.now;
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::AwaitingCut;
         let until = work.until;
-        if self.snapshots.cut.is_some() || self.records_spread_to_go() {
+        if self.must_not_cut() {
             self.snapshots.waiting.push_back(ticket);
             return;
         }
@@ -55,15 +82,43 @@ impl ClusterNode {
         if let Some(work) = self.works.get_mut(&ticket) {
             work.stage = Stage::Cutting;
         }
+        self.stop_all(ticket, quotas);
+    }
+
+    /// Whether so much time has passed since an attempt failed that another one may begin.
+    pub(crate) fn may_cut(&self) -> bool {
+        self.now >= self.snapshots.cut_due
+    }
+
+    /// Whether none begins at the moment.
+    fn must_not_cut(&mut self) -> bool {
+        self.snapshots.cut.is_some()
+            || !self.may_cut()
+            // This member would decline.
+            || self.changing.undecided().is_some()
+            || self.quotas_settle()
+            || self.records_spread_to_go()
+    }
+
+    fn stop_all(&mut self, ticket: u64, quotas: Option<Box<QuotaChange>>) {
+        let now = self.now;
         let order = SnapshotOrder { table: self.table.placement.version, number: self.number() };
         let silent: BTreeSet<NodeId> = self.table.serving().collect();
         let step = CutStep::Stopping(silent, 0);
-        self.snapshots.cut = Some(Cut { ticket, order, step, since: now, sent: now });
+        self.snapshots.cut = Some(Cut {
+            ticket,
+            order,
+            step,
+            quotas,
+            starts: BTreeMap::new(),
+            since: now,
+            sent: now,
+        });
         self.send_cut();
     }
 
     /// Says to the members that have not done it what they are to do.
-    fn send_cut(&mut self) {
+    pub(crate) fn send_cut(&mut self) {
         let now = self.now;
         let Some(cut) = &mut self.snapshots.cut else { return };
         cut.sent = now;
@@ -73,11 +128,49 @@ impl ClusterNode {
             CutStep::Making(silent, info) => {
                 (silent.clone(), SnapshotMessage::Make { order, info: info.clone() })
             }
+            // Members stay stopped while quotas are counted and told.
+            CutStep::Quotas(_) => (self.table.serving().collect(), SnapshotMessage::Stop(order)),
             CutStep::Recording(_) => return,
         };
         for node in silent {
             self.say(node, message.clone());
         }
+        self.tell_of_quotas(order);
+    }
+
+    /// The change of the quotas of this order, if all have stopped for it.
+    pub(crate) fn quota_change(&mut self, order: SnapshotOrder) -> Option<&mut QuotaChange> {
+        match &mut self.cut_of(order)?.step {
+            CutStep::Quotas(change) => Some(change),
+            _ => None,
+        }
+    }
+
+    /// The change of the quotas that all have stopped for, and the request for it.
+    pub(crate) fn quota_change_now(&self) -> Option<(u64, &QuotaChange)> {
+        match self.snapshots.cut.as_ref()? {
+            Cut { ticket, step: CutStep::Quotas(change), .. } => Some((*ticket, change)),
+            _ => None,
+        }
+    }
+
+    /// The start of a member that has stopped.
+    pub(crate) fn start_of_stopped(&self, node: NodeId) -> u64 {
+        let cut = self.snapshots.cut.as_ref();
+        cut.and_then(|cut| cut.starts.get(&node)).copied().unwrap_or_default()
+    }
+
+    /// The step that a cut is at begins now, or members have done a part of it.
+    pub(crate) fn restart_cut(&mut self, now: Nanos) {
+        if let Some(cut) = &mut self.snapshots.cut {
+            cut.since = now;
+        }
+    }
+
+    /// A change of the quotas is made.
+    pub(crate) fn end_quota_work(&mut self, ticket: u64, reply: Reply, wait: Position) {
+        self.snapshots.cut = None;
+        self.end_cut_work(ticket, reply, wait);
     }
 
     /// The cut of this order, if it goes on.
@@ -85,12 +178,23 @@ impl ClusterNode {
         self.snapshots.cut.as_mut().filter(|cut| cut.order == order)
     }
 
-    pub(super) fn has_stopped(&mut self, from: NodeId, order: SnapshotOrder, stamp: u64) {
+    pub(super) fn has_stopped(
+        &mut self,
+        from: NodeId,
+        order: SnapshotOrder,
+        (stamp, start): (u64, u64),
+    ) {
         let Some(cut) = self.cut_of(order) else {
             // It waits for something that has failed.
             return self.say(from, SnapshotMessage::Resume(order));
         };
-        let CutStep::Stopping(silent, newest) = &mut cut.step else { return };
+        if *cut.starts.entry(from).or_insert(start) != start {
+            let why = "metadata: a node has started again while the others were stopped";
+            return self.fail_cut(FsError::new(libc::EAGAIN, why));
+        }
+        let CutStep::Stopping(silent, newest) = &mut cut.step else {
+            return self.is_stopped_still(from, order);
+        };
         *newest = stamp.max(*newest);
         if silent.remove(&from) && silent.is_empty() {
             let newest = *newest;
@@ -100,8 +204,14 @@ impl ClusterNode {
 
     /// This is the instant.
     fn all_stopped(&mut self, newest: u64) {
-        let Some(cut) = &self.snapshots.cut else { return };
+        let now = self.now;
+        let Some(cut) = &mut self.snapshots.cut else { return };
         let (ticket, order) = (cut.ticket, cut.order);
+        if let Some(change) = cut.quotas.take() {
+            cut.step = CutStep::Quotas(change);
+            self.restart_cut(now);
+            return self.count_for_quotas(order);
+        }
         let known = &self.node.core().snapshots;
         let Some((dir, name)) = self.wanted_snapshot(ticket) else {
             return self.fail_cut(out_of_reach());
@@ -153,6 +263,7 @@ impl ClusterNode {
     }
 
     pub(super) fn has_made(&mut self, from: NodeId, order: SnapshotOrder) {
+        self.has_quotas(from, order);
         let Some(cut) = self.cut_of(order) else { return };
         let CutStep::Making(silent, _) = &mut cut.step else { return };
         if silent.remove(&from) && silent.is_empty() {
@@ -186,7 +297,7 @@ impl ClusterNode {
         }
     }
 
-    fn end_cut_work(&mut self, ticket: u64, reply: kestrel_types::request::Reply, wait: Position) {
+    fn end_cut_work(&mut self, ticket: u64, reply: Reply, wait: Position) {
         if let Some(work) = self.works.get_mut(&ticket) {
             work.stage = Stage::Ending;
         }
@@ -196,8 +307,8 @@ impl ClusterNode {
     }
 
     /// The next request that waits.
-    pub(super) fn next_cut(&mut self) {
-        if self.snapshots.cut.is_some() || self.records_spread_to_go() {
+    pub(crate) fn next_cut(&mut self) {
+        if self.must_not_cut() {
             return;
         }
         while let Some(ticket) = self.snapshots.waiting.pop_front() {
@@ -215,26 +326,43 @@ impl ClusterNode {
     }
 
     /// Has all members go on, without a snapshot.
-    fn call_off(&mut self) -> Option<Cut> {
+    pub(crate) fn call_off(&mut self) {
+        self.end_cut();
+    }
+
+    fn end_cut(&mut self) -> Option<Cut> {
+        self.resume_all();
         let cut = self.snapshots.cut.take()?;
-        for node in self.table.serving().collect::<Vec<NodeId>>() {
-            self.say(node, SnapshotMessage::Resume(cut.order));
-        }
-        self.resume_from(cut.order);
         self.snapshots_changed();
         Some(cut)
     }
 
+    /// Has all members go on.
+    pub(crate) fn resume_all(&mut self) {
+        let Some(order) = self.snapshots.cut.as_ref().map(|cut| cut.order) else { return };
+        for node in self.table.serving().collect::<Vec<NodeId>>() {
+            self.say(node, SnapshotMessage::Resume(order));
+        }
+        self.resume_from(order);
+    }
+
     /// The snapshot cannot be made, at least not now. What was kept for it is given back.
-    pub(super) fn fail_cut(&mut self, why: FsError) {
-        let Some(cut) = self.call_off() else { return };
+    pub(crate) fn fail_cut(&mut self, why: FsError) {
+        let Some(cut) = self.end_cut() else { return };
+        self.snapshots.cut_due = self.now + CUT_PAUSE;
         self.remove_half_made();
         let again = matches!(why.errno, libc::EAGAIN | libc::ETIMEDOUT | libc::EBUSY);
-        let until = self.works.get(&cut.ticket).map_or(0, |work| work.until);
-        if again && until >= self.now + CUT_MAX {
-            self.rest(cut.ticket, false);
-        } else {
-            self.answer(cut.ticket, Err(why.into()));
+        let followers = match &cut.step {
+            CutStep::Quotas(change) => change.followers(),
+            _ => &[],
+        };
+        for ticket in followers.iter().copied().chain([cut.ticket]) {
+            let until = self.works.get(&ticket).map_or(0, |work| work.until);
+            if again && until >= self.now + CUT_MAX {
+                self.rest(ticket, false);
+            } else {
+                self.answer(ticket, Err(why.clone().into()));
+            }
         }
         self.next_cut();
     }
@@ -270,13 +398,26 @@ impl ClusterNode {
             }
             return self.next_cut();
         };
+        if let CutStep::Quotas(change) = &cut.step {
+            let (limit, why) = change.time_limit();
+            if cut.since + limit <= now {
+                return self.fail_cut(why);
+            }
+            let pause = if change.silent().is_some() { RESEND } else { COUNTING_RESEND };
+            if cut.sent + pause <= now {
+                self.send_cut();
+            }
+            return;
+        }
         if cut.since + CUT_MAX <= now {
             let why = match &cut.step {
                 CutStep::Stopping(silent, _) | CutStep::Making(silent, _) => format!(
                     "metadata: nodes {silent:?} could not be reached, or wait for transactions; no \
                      snapshot was made; see kestrel cluster status"
                 ),
-                CutStep::Recording(_) => "metadata: the log is slow; no snapshot was made".into(),
+                CutStep::Recording(_) | CutStep::Quotas(_) => {
+                    "metadata: the log is slow; no snapshot was made".into()
+                }
             };
             return self.fail_cut(FsError::because(libc::ETIMEDOUT, why));
         }

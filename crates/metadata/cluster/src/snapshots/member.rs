@@ -18,15 +18,16 @@ impl ClusterNode {
         }
     }
 
-    fn decline_cut(&mut self, order: SnapshotOrder, why: FsError) {
+    /// This member cannot take part.
+    pub(crate) fn decline_cut(&mut self, order: SnapshotOrder, why: FsError) {
         self.say_to_leader(SnapshotMessage::Declined { order, why });
     }
 
     /// A cut begins.
     pub(super) fn stop_for(&mut self, order: SnapshotOrder) {
         if let Some(stop) = self.snapshots.stop.as_mut().filter(|stop| stop.order == order) {
-            // The answer may be lost.
-            stop.answered = false;
+            // The answer may be lost, or the leader counts and says that it goes on.
+            (stop.answered, stop.since) = (false, self.now);
             return self.say_stopped();
         }
         if order <= self.snapshots.heeded {
@@ -58,13 +59,14 @@ impl ClusterNode {
         if let Some(stop) = &mut self.snapshots.stop {
             stop.answered = true;
         }
-        self.say_to_leader(SnapshotMessage::Stopped { order, stamp });
+        let start = self.epoch;
+        self.say_to_leader(SnapshotMessage::Stopped { order, stamp, start });
     }
 
     /// Whether a transaction that changes something has to wait with its end, since this member is
     /// stopped.
     pub(crate) fn may_not_decide(&mut self, ticket: u64) -> bool {
-        if self.snapshots.stop.is_none() {
+        if self.snapshots.stop.is_none() && !self.quotas.set.lacking {
             return false;
         }
         let stage = self.works.get(&ticket).map(|work| &work.stage);
@@ -79,7 +81,7 @@ impl ClusterNode {
 
     /// The instant was there: from now on rows are kept for the snapshot.
     pub(super) fn make(&mut self, order: SnapshotOrder, info: &SnapshotInfo) {
-        if !self.snapshots.stop.as_ref().is_some_and(|stop| stop.order == order && stop.answered) {
+        if !self.is_stopped_for(order) {
             if self.node.core().snapshots.has_record(info.id) {
                 let made = Message::Snapshot(SnapshotMessage::Made(order));
                 return self.tell_leader_when_durable(self.node.last_commit(), made);
@@ -115,7 +117,12 @@ impl ClusterNode {
         recorded
     }
 
-    fn tell_leader_when_durable(&mut self, position: u64, message: Message) {
+    /// Whether this member is stopped for a cut, and has said so.
+    pub(crate) fn is_stopped_for(&self, order: SnapshotOrder) -> bool {
+        self.snapshots.stop.as_ref().is_some_and(|stop| stop.order == order && stop.answered)
+    }
+
+    pub(crate) fn tell_leader_when_durable(&mut self, position: u64, message: Message) {
         if let Some(leader) = leader_of(&self.table.placement) {
             self.when_durable(position, Deferred::Send(leader, message));
         }
@@ -129,13 +136,18 @@ impl ClusterNode {
     }
 
     /// This member goes on, if it was stopped.
-    pub(super) fn end_stop(&mut self) {
+    pub(crate) fn end_stop(&mut self) {
         if self.snapshots.stop.take().is_none() {
             return;
         }
         let quiet = self.node.quiesce();
         self.cluster().set_stopped(false);
         drop(quiet);
+        self.end_waits();
+    }
+
+    /// What waited until changes go on does so no more.
+    pub(crate) fn end_waits(&mut self) {
         self.snapshots_changed();
         for ticket in std::mem::take(&mut self.snapshots.undecided) {
             let stage = self.works.get(&ticket).map(|work| &work.stage);
@@ -148,7 +160,7 @@ impl ClusterNode {
     }
 
     /// Requests that were handed back look again.
-    pub(super) fn snapshots_changed(&mut self) {
+    pub(crate) fn snapshots_changed(&mut self) {
         self.unlocked = true;
         self.unlocks += 1;
     }

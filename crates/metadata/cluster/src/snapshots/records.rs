@@ -95,6 +95,10 @@ impl ClusterNode {
         if !self.leads_snapshots() {
             return None;
         }
+        if self.quotas.set.unspread {
+            let text = "metadata: not all nodes have the quotas yet: try again";
+            return Some(FsError::new(libc::EAGAIN, text));
+        }
         self.notice_records();
         let stays_leader = next.snapshot_leader().is_some_and(|leader| leader.id == self.me);
         if !stays_leader && !self.snapshots.records.dropping.is_empty() {

@@ -184,9 +184,15 @@ impl ClusterNode {
                 self.fetch(want, ticket);
             }
             Ok(Ran::Unleased) => self.await_lease(ticket),
-            Ok(Ran::Lacks(_) | Ran::Later | Ran::Stopped | Ran::Cut | Ran::Feed(_)) | Err(_) => {
-                self.lead(ticket)
-            }
+            Ok(
+                Ran::Lacks(_)
+                | Ran::Later
+                | Ran::Stopped
+                | Ran::Cut
+                | Ran::Feed(_)
+                | Ran::Quotas(_),
+            )
+            | Err(_) => self.lead(ticket),
         }
     }
 

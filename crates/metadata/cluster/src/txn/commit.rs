@@ -239,6 +239,23 @@ impl ClusterNode {
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
+        // Of what changes nothing it does not matter which quotas there were.
+        let charged = match changes {
+            true => node.core().quotas.charge_all(&ended.charges, node.core().workers),
+            false => Ok(Vec::new()),
+        };
+        match charged {
+            Ok(rows) => batch.extend(rows),
+            Err(want) => {
+                drop(quiet);
+                self.give_up(ticket);
+                return match want {
+                    Some(want) => self.await_part(ticket, want),
+                    // The quotas have changed since it ran.
+                    None => self.rest(ticket, true),
+                };
+            }
+        }
         // Nothing of what the participants have agreed to is visible before this: the events come
         // after all that they know of the names.
         let mut events = std::mem::take(&mut ended.feed_events);
@@ -254,6 +271,7 @@ impl ClusterNode {
             })
         };
         if position.is_ok() {
+            node.core().quotas.charged(&ended.charges, node.core().workers);
             for change in std::mem::take(&mut ended.opens) {
                 change.make(&self.node.core().opens);
             }

@@ -36,7 +36,7 @@ impl ClusterNode {
         if self.is_misdirected(ticket) {
             return;
         }
-        if self.read_feed(ticket) {
+        if self.read_feed(ticket) || self.begin_quota_request(ticket) {
             return;
         }
         if self.table.departs() {
@@ -110,6 +110,10 @@ impl ClusterNode {
             Ok(Ran::Feed(place)) => {
                 self.give_up(ticket);
                 self.poll_feed(ticket, place);
+            }
+            Ok(Ran::Quotas(of)) => {
+                self.give_up(ticket);
+                self.tell_quotas(ticket, Some(of));
             }
             Ok(Ran::Later) => {
                 self.give_up(ticket);

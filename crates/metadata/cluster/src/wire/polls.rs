@@ -12,7 +12,7 @@ use kestrel_types::request::{DirEntry, Outcome};
 use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor, SnapshotUsage};
 use kestrel_types::wire::{decode_reply, encode_reply};
 
-use super::{boolean, failure, list, put_ids, put_list, put_numbered};
+use super::{boolean, failure, list, put_ids, put_list, put_numbered, quotas};
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -28,6 +28,9 @@ const AT: u8 = 9;
 const FEED: u8 = 10;
 const REMOVAL: u8 = 11;
 const FAILED: u8 = 12;
+const QUOTAS: u8 = 13;
+const PARENTS: u8 = 14;
+const COUNT: u8 = 15;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
 const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
@@ -64,6 +67,16 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             put_varint(out, u64::from(*node));
             put_cursor(out, after.as_ref());
         }
+        PollQuestion::Quotas(of) => {
+            out.push(QUOTAS);
+            out.push(u8::from(of.is_some()));
+            of.iter().for_each(|of| put_list(out, of, quotas::put_subject));
+        }
+        PollQuestion::Parents(dirs) => put_about(out, PARENTS, dirs),
+        PollQuestion::Count(count, at) => {
+            out.push(COUNT);
+            quotas::put_count(out, count, at);
+        }
         PollQuestion::At(snapshot, question) => {
             put_numbered(out, AT, *snapshot);
             put_question(out, question);
@@ -87,6 +100,16 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
             PollQuestion::Feed(Box::new(FeedQuestion { place, after, limit }))
         }
         REMOVAL => PollQuestion::Removal(r.varint()?, r.varint32()?, cursor(r)?),
+        QUOTAS => PollQuestion::Quotas(if boolean(r)? {
+            Some(list(r, 2, quotas::subject)?)
+        } else {
+            None
+        }),
+        PARENTS => PollQuestion::Parents(ids(r)?),
+        COUNT => {
+            let (count, at) = quotas::count(r)?;
+            PollQuestion::Count(count, at)
+        }
         AT => {
             let snapshot = r.varint()?;
             let question = match r.u8()? {
@@ -149,6 +172,21 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
             put_varint(out, *bytes);
             put_cursor(out, next.as_ref());
         }
+        PollAnswer::Quotas(parts) => {
+            out.push(QUOTAS);
+            quotas::put_parts(out, parts);
+        }
+        PollAnswer::Parents(found) => {
+            out.push(PARENTS);
+            put_list(out, found, |out, (dir, parent)| {
+                put_varint(out, *dir);
+                put_varint(out, *parent);
+            });
+        }
+        PollAnswer::Counted(page) => {
+            out.push(COUNT);
+            quotas::put_page(out, page);
+        }
         PollAnswer::Failed(why) => {
             out.push(FAILED);
             encode_reply(&Err(Outcome::Failed(why.clone())), out);
@@ -199,6 +237,9 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
             let events = list(r, FEED_EVENT_MIN, event)?;
             PollAnswer::Feed(Box::new(FeedPart { began, trimmed, complete, events, more }))
         }
+        QUOTAS => PollAnswer::Quotas(quotas::parts(r)?),
+        PARENTS => PollAnswer::Parents(list(r, 2, |r| Ok((r.varint()?, r.varint()?)))?),
+        COUNT => PollAnswer::Counted(Box::new(quotas::page(r)?)),
         FAILED => PollAnswer::Failed(failure(decode_reply(r)?)?),
         REMOVAL => PollAnswer::Removal(SnapshotUsage {
             rows: r.varint()?,

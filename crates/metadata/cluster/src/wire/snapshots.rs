@@ -29,9 +29,10 @@ const SNAPSHOT_MIN: usize = 14;
 pub(super) fn put(out: &mut Vec<u8>, message: &SnapshotMessage) {
     match message {
         SnapshotMessage::Stop(order) => put_order(out, STOP, *order),
-        SnapshotMessage::Stopped { order, stamp } => {
+        SnapshotMessage::Stopped { order, stamp, start } => {
             put_order(out, STOPPED, *order);
             put_varint(out, *stamp);
+            put_varint(out, *start);
         }
         SnapshotMessage::Make { order, info } => {
             put_order(out, MAKE, *order);
@@ -63,7 +64,7 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SnapshotMessage, DecodeError> {
         STOPPED => {
             let stamp = Some(r.varint()?).filter(|stamp| *stamp < STAMP_MAX);
             let stamp = stamp.ok_or(DecodeError("a timestamp out of bounds"))?;
-            SnapshotMessage::Stopped { order, stamp }
+            SnapshotMessage::Stopped { order, stamp, start: r.varint()? }
         }
         MAKE => SnapshotMessage::Make { order, info: snapshot(r)? },
         MADE => SnapshotMessage::Made(order),

@@ -36,6 +36,9 @@ use crate::message::snapshots::{SnapshotMessage, SnapshotOrder};
 use crate::message::sums::{Also, Names, SumMessage};
 use crate::message::{Fetched, TokensMessage};
 
+#[path = "tests/quotas.rs"]
+mod quotas;
+
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
     (any::<u64>(), 0u32..64).prop_map(|(number, shift)| number >> shift).boxed()
@@ -243,6 +246,7 @@ fn any_question() -> BoxedStrategy<PollQuestion> {
         question_about_names(),
         (number(), question_about_names())
             .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
+        quotas::any_question(),
         (number(), any::<u32>(), any_cursor())
             .prop_map(|(snapshot, node, after)| PollQuestion::Removal(snapshot, node, after)),
         any_feed_question().prop_map(|asked| PollQuestion::Feed(Box::new(asked))),
@@ -276,6 +280,7 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
         Just(PollAnswer::Done),
         Just(PollAnswer::Gone),
+        quotas::any_answer(),
         (number(), number(), any_cursor()).prop_map(|(rows, bytes, next)| PollAnswer::Removal(
             SnapshotUsage { rows, bytes, next }
         )),
@@ -308,6 +313,7 @@ fn any_message() -> BoxedStrategy<Message> {
             if commit { cut } else { 0 }
         )),
         any_snapshot_message().prop_map(Message::Snapshot),
+        quotas::any_message().prop_map(Message::Quota),
         any_snapshot_read().prop_map(Message::SnapshotRead),
         (number(), number(), number()).prop_map(|(number, table, dir)| {
             let op = Op::Parent(dir);
@@ -352,8 +358,8 @@ fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
     };
     prop_oneof![
         order().prop_map(SnapshotMessage::Stop),
-        (order(), number().prop_map(|stamp| stamp >> 1))
-            .prop_map(|(order, stamp)| SnapshotMessage::Stopped { order, stamp }),
+        (order(), number().prop_map(|stamp| stamp >> 1), number())
+            .prop_map(|(order, stamp, start)| SnapshotMessage::Stopped { order, stamp, start }),
         (order(), info()).prop_map(|(order, info)| SnapshotMessage::Make { order, info }),
         order().prop_map(SnapshotMessage::Made),
         (order(), any_error()).prop_map(|(order, why)| SnapshotMessage::Declined { order, why }),
@@ -583,10 +589,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
-    assert_eq!(encoded(&envelope), [9, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [10, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [9, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [10, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

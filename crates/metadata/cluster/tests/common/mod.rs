@@ -6,6 +6,7 @@ pub mod feeds;
 pub mod members;
 #[path = "../../../node/tests/common/mod.rs"]
 mod node;
+pub mod quotas;
 pub mod snapshots;
 
 pub use node::*;

@@ -8,13 +8,15 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, ReadId, SnapshotMessage,
-    SnapshotOrder, SnapshotReadMessage, SumMessage, TokensMessage, Vote, Weight,
+    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, QuotaAsk, QuotaMessage, ReadId,
+    SnapshotMessage, SnapshotOrder, SnapshotReadMessage, SumMessage, TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
 use kestrel_meta::locks::{RowLockMode, TxnId};
-use kestrel_meta::node::{ReferencePart, TreePart};
+use kestrel_meta::node::{
+    CountedFile, CountedPage, QuotaCount, QuotaPart, ReferencePart, TreePart,
+};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::stop::Want;
 use kestrel_types::acl::{AccessAcl, Acls, Named};
@@ -26,6 +28,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
+use kestrel_types::quota::{OverSince, QuotaLimits, QuotaRecord, QuotaSubject, QuotaUsage};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::snapshot_changes::SnapshotUsage;
@@ -46,6 +49,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         leases(),
         sums(),
         snapshots(),
+        quotas(),
+        counts(),
         asked_of_others(),
         tokens(),
         addresses(),
@@ -408,7 +413,7 @@ fn snapshots() -> Vec<(&'static str, Message)> {
     let why = FsError::because(11, "the placement map is being changed");
     [
         ("snapshot-stop", SnapshotMessage::Stop(order)),
-        ("snapshot-stopped", SnapshotMessage::Stopped { order, stamp: 1 << 60 }),
+        ("snapshot-stopped", SnapshotMessage::Stopped { order, stamp: 1 << 60, start: 300 }),
         ("snapshot-make", SnapshotMessage::Make { order, info }),
         ("snapshot-made", SnapshotMessage::Made(order)),
         ("snapshot-declined", SnapshotMessage::Declined { order, why }),
@@ -421,6 +426,79 @@ fn snapshots() -> Vec<(&'static str, Message)> {
     ]
     .map(|(name, message)| (name, Message::Snapshot(message)))
     .into()
+}
+
+/// Messages about quotas.
+fn quotas() -> Vec<(&'static str, Message)> {
+    let order = SnapshotOrder { table: 3, number: 300 };
+    let (of, limits) =
+        (QuotaSubject::Dir(300), QuotaLimits { files: Some(9), ..QuotaLimits::default() });
+    let records = vec![
+        QuotaRecord { of, limits, above: Some(1) },
+        QuotaRecord { of: QuotaSubject::User(1000), limits, above: None },
+    ];
+    let parts = vec![(of, [3, -1]), (QuotaSubject::Volume, [0, 1 << 40])];
+    let ask = QuotaAsk {
+        number: 300,
+        set: order,
+        of,
+        what: 1,
+        used: -5,
+        least: 1,
+        most: 4096,
+        free: false,
+    };
+    [
+        (
+            "quota-sync",
+            QuotaMessage::Sync { order, set: order, certain: true, records: records.clone() },
+        ),
+        (
+            "quota-synced",
+            QuotaMessage::Synced {
+                order,
+                newer: Some((order, records.clone())),
+                parts: parts.clone(),
+            },
+        ),
+        (
+            "quota-set",
+            QuotaMessage::Set { order, start: 300, records, homes: vec![(5 << 24, Some(300))] },
+        ),
+        ("quota-ask", QuotaMessage::Ask(ask)),
+        ("quota-granted", QuotaMessage::Granted { number: 300, after: order, to: 1 << 40 }),
+        ("quota-denied", QuotaMessage::Denied { number: 300, soft: true }),
+        ("quota-recall", QuotaMessage::Recall { order, of: vec![of, QuotaSubject::Group(0)] }),
+        ("quota-returned", QuotaMessage::Returned { order, parts }),
+    ]
+    .map(|(name, message)| (name, Message::Quota(message)))
+    .into()
+}
+
+/// What members are asked about quotas, and say.
+fn counts() -> Vec<(&'static str, Message)> {
+    let owners = vec![QuotaSubject::User(7)];
+    let usage = QuotaUsage { files: 3, bytes: -1 };
+    let of = QuotaSubject::Dir(300);
+    let part = QuotaPart { of, own: usage, used: usage, since: OverSince { files: 0, bytes: 9 } };
+    let last = Some(Key::new(Table::Entry, 300, b"name"));
+    let page = CountedPage {
+        owners: vec![(owners[0], usage)],
+        names: vec![(1, 5 << 24)],
+        files: vec![CountedFile { ino: 5 << 24, bytes: 7, home: Some(300) }],
+        last: last.clone(),
+    };
+    let count = QuotaCount { files: false, owners };
+    let poll = |question| Message::Poll { number: 300, table: 3, question };
+    let polled = |answer| Message::Polled { number: 300, answer };
+    vec![
+        ("poll-quotas", poll(PollQuestion::Quotas(Some(vec![of])))),
+        ("poll-parents", poll(PollQuestion::Parents(vec![300]))),
+        ("poll-count", poll(PollQuestion::Count(count, vec![(2, last), (3, None)]))),
+        ("polled-quotas", polled(PollAnswer::Quotas(vec![part]))),
+        ("polled-parents", polled(PollAnswer::Parents(vec![(300, 1)]))),
+        ("polled-counted", polled(PollAnswer::Counted(Box::new(page)))),
+    ]
 }
 
 /// Bytes that are no envelope.
