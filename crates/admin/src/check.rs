@@ -45,6 +45,7 @@ mod system;
 mod tree;
 
 pub(crate) use history::removed_record;
+pub(crate) use quotas::decode as decode_quota_row;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -31,10 +31,11 @@ use kestrel_types::placement::{
     COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, is_history_share, maker_of_id,
     maker_of_object,
 };
+use kestrel_types::quota::QuotaRow;
 use kestrel_types::snapshot::{RECORD_PREFIX, SnapshotInfo, decode_history_key};
 use kestrel_types::token::TokenRecord;
 
-use crate::check::{Totals, removed_record};
+use crate::check::{Totals, decode_quota_row, removed_record};
 use crate::cut::{Batch, CutError, Scratch, empty};
 use crate::dump::spread::TargetNodes;
 use crate::dump::{DumpError, spool};
@@ -324,6 +325,15 @@ fn classify(
         }
         _ => {}
     }
+    if is_record_of_quota(key) {
+        if let Err(why) = decode_quota_row(key.id, &key.suffix, value) {
+            let finding = Finding::new(FindingKind::QuotaWrong, path(), why.to_string());
+            let act = Act::AtNode(from, vec![delete(key)]);
+            return RowStatus::Wrong(Box::new(finding.with(Stage::Numbers, "removed", act)));
+        }
+        let leads = snapshot_leader(&node.view.placement) == Some(from);
+        return if leads { RowStatus::Whole } else { RowStatus::Ours };
+    }
     let owner = node.view.owner(key.table, key.id, &key.suffix);
     if owner != from {
         // Rows on their way to or from another node: nothing reads them, and there they are in
@@ -392,9 +402,27 @@ fn forget(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key) -> bool {
         (Table::Txn, Some(TxnKey::Decided(txn))) => drop(node.decided.remove(&txn)),
         (Table::Txn, Some(TxnKey::Prepared(txn))) => drop(node.prepared.remove(&txn)),
         (Table::Txn, _) => {}
+        _ if is_record_of_quota(key) => {
+            return snapshot_leader(&node.view.placement) == Some(from);
+        }
         _ => return node.view.owner(key.table, key.id, &key.suffix) == from,
     }
     false
+}
+
+/// Whether every node that serves has such a row: of the whole it is as the node has it that leads
+/// quotas.
+fn is_record_of_quota(key: &Key) -> bool {
+    key.table == Table::Quota
+        && matches!(
+            QuotaRow::of(key.id, &key.suffix),
+            Some(QuotaRow::Record(_) | QuotaRow::Above(_) | QuotaRow::Since(_))
+        )
+}
+
+/// The node that leads snapshots and quotas.
+fn snapshot_leader(placement: &PlacementMap) -> Option<NodeId> {
+    placement.snapshot_leader().map(|leader| leader.id)
 }
 
 /// A session, an answer, or what is on record of a transaction.
@@ -570,7 +598,7 @@ fn has_snapshots(node: &Node) -> bool {
 /// for which nobody has rows but by an error, as another one has them, in removal.
 fn snapshots_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let placement = nodes.values().next().map(|node| &node.view.placement);
-    let leader = placement.and_then(PlacementMap::snapshot_leader).map(|leader| leader.id);
+    let leader = placement.and_then(snapshot_leader);
     let mut all: BTreeMap<&[u8], Box<[u8]>> = BTreeMap::new();
     let leads = |node: &NodeId| Some(*node) == leader;
     let in_order = nodes.iter().filter(|(node, _)| !leads(node));

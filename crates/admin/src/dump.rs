@@ -75,8 +75,6 @@ pub enum DumpError {
     TooBusy,
     /// So many clones of the dump are not complete, and it is to be loaded into several nodes.
     UnfinishedClones(usize),
-    /// The dump has quotas, and is to be loaded into several nodes.
-    Quotas,
 }
 
 impl fmt::Display for DumpError {
@@ -106,10 +104,6 @@ impl fmt::Display for DumpError {
                 "{count} clones were not complete, which several nodes cannot do: load the dump \
                  into one node, mount that until `kestrel du` says nothing of clones, and dump it \
                  again"
-            ),
-            DumpError::Quotas => f.write_str(
-                "the volume has quotas, which several nodes cannot keep yet: remove them with \
-                 kestrel quota remove, and dump it again",
             ),
         }
     }

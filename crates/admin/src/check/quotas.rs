@@ -24,10 +24,10 @@ pub fn check(check: &mut Check<'_>) -> Result<(), EngineError> {
             damaged.push(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));
         }
     }
-    let counts = is_any && damaged.is_empty();
+    let (counts, share) = (is_any && damaged.is_empty(), u16::from_be_bytes(check.share));
     damaged.into_iter().for_each(|finding| check.found(finding));
     // What cannot be read of names and inodes has findings of its own; sums come after these.
-    let Some(found) = counts.then(|| compare_quotas(check.engine).ok()).flatten() else {
+    let Some(found) = counts.then(|| compare_quotas(check.engine, share).ok()).flatten() else {
         return Ok(());
     };
     if found.rows.is_empty() {
@@ -52,11 +52,12 @@ pub fn check(check: &mut Check<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn decode(id: u64, suffix: &[u8], value: &[u8]) -> Result<(), DecodeError> {
+/// Reads a row as what it should be.
+pub fn decode(id: u64, suffix: &[u8], value: &[u8]) -> Result<(), DecodeError> {
     match QuotaRow::of(id, suffix).ok_or(DecodeError("a row that no quota has"))? {
         QuotaRow::Record(_) => QuotaLimits::decode(value).map(drop),
         QuotaRow::Share(..) => QuotaUsage::decode(value).map(drop),
         QuotaRow::Since(_) => OverSince::decode(value).map(drop),
-        QuotaRow::Home(_) => decode_home(value).map(drop),
+        QuotaRow::Home(_) | QuotaRow::Above(_) => decode_home(value).map(drop),
     }
 }

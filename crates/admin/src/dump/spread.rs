@@ -11,11 +11,13 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `spread/quotas.rs` | rows of quotas |
 //! | `spread/versions.rs` | rows of versions, and of change feeds |
 //!
 //! The root directory's entry comes last: without it what has been loaded in part is not taken for
 //! a volume, and the load can be repeated.
 
+mod quotas;
 mod versions;
 
 use std::collections::BTreeMap;
@@ -95,9 +97,6 @@ pub fn load_into(
     match unfinished_clones(&rows).map_err(damaged)? {
         0 => {}
         count => return Err(DumpError::UnfinishedClones(count)),
-    }
-    if Rows::new(&rows, Table::Quota).next().is_some() {
-        return Err(DumpError::Quotas);
     }
     add_up_history(&rows).map_err(damaged)?;
     spread.clear()?;
@@ -277,6 +276,7 @@ impl<'a> Spread<'a> {
         self.shares(from, &referenced, &mut highest)?;
         self.snapshots(from)?;
         self.feeds(from)?;
+        self.quotas(from)?;
         for row in Rows::new(from, Table::Reap) {
             let (key, value) = row?;
             if let Ok(object) = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes) {
