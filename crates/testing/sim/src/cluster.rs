@@ -8,6 +8,7 @@
 //! | `sessions` | what a member's machine knows of clients |
 //! | `opens` | what clients have open at which member, and how they reclaim it |
 //! | `objects` | object numbers of clients, and the garbage collection of the members |
+//! | `quotas` | quotas that an operator sets in mid-run, and their limits |
 //! | `maps` | placement maps that change in mid-run |
 //! | `leaving` | members that leave in mid-run, and nodes that are added and never come |
 //! | `away` | a member that is cut off from the others at the end |
@@ -30,6 +31,7 @@ mod leaving;
 mod maps;
 mod objects;
 mod opens;
+mod quotas;
 mod sessions;
 mod store;
 mod zombie;
@@ -60,6 +62,7 @@ use host::Host;
 use leaving::Leaving;
 use maps::MapChanges;
 use objects::Objects;
+use quotas::KeptLimits;
 use sessions::Claimed;
 use zombie::ZombieEvent;
 
@@ -161,6 +164,7 @@ pub struct ClusterRun {
     shared: bool,
     maps: MapChanges,
     leaving: Leaving,
+    limits: KeptLimits,
     stats: RunStats,
 }
 
@@ -258,6 +262,7 @@ impl Scene for ClusterRun {
                     self.note_needed();
                     self.host(node).tick(now);
                     self.after(node);
+                    self.check_limits();
                     let after = self.prng.between(20 * MS, 60 * MS);
                     self.plan_in(after, Event::Tick(node, start));
                 }
@@ -344,6 +349,7 @@ impl ClusterRun {
             shared,
             maps: MapChanges::new(prng.chance(80), (seed, workers)),
             leaving,
+            limits: KeptLimits::default(),
             stats: RunStats::default(),
             prng,
         };

@@ -89,7 +89,7 @@ pub(crate) trait FeedScene: Scene {
 }
 
 /// Asks again if there was no answer, or nodes could not be reached in time.
-fn patiently(mut ask: impl FnMut() -> Option<Reply>) -> Option<Reply> {
+pub(crate) fn patiently(mut ask: impl FnMut() -> Option<Reply>) -> Option<Reply> {
     for _ in 0..9 {
         match ask() {
             None => {}

@@ -13,6 +13,7 @@ use super::host::is_no_answer;
 use super::leaving::staying;
 use super::objects::LINGERS;
 use super::opens::Held;
+use super::quotas::is_about_quotas;
 use super::{ClusterRun, Event, ZombieEvent};
 use crate::client::{Client, Versions};
 use crate::event_queue::Scene;
@@ -68,6 +69,11 @@ pub struct Waiting {
     pub misdirected: bool,
 }
 
+/// Whether nothing may change anywhere while it is executed.
+fn needs_a_stop(op: &Op) -> bool {
+    matches!(op, Op::SnapshotCreate { .. }) || is_about_quotas(op)
+}
+
 impl Caller {
     /// Whether a call is under way.
     pub fn waits(&self) -> bool {
@@ -120,6 +126,7 @@ impl ClusterRun {
         let next = caller.next.take();
         caller.goes_home = next.is_some();
         let request = next.or_else(|| self.move_out(client_index));
+        let request = request.or_else(|| self.quota_action(client_index));
         let bias = self.bias;
         let action = |world: &mut Self| {
             workload::cluster_action(&mut world.clients[client_index].client, bias)
@@ -245,14 +252,16 @@ impl ClusterRun {
         if let Err(Outcome::Failed(why)) = &reply
             && why.errno == libc::ETIMEDOUT
             && self.healed_at.is_some_and(|healed_at| healed_at + SETTLES <= waiting.begun_at)
-            // No snapshot is made while the map changes, which slow disks may take their time for.
-            && (self.maps_rest() || !matches!(request.op, Op::SnapshotCreate { .. }))
+            // No snapshot is made while the map changes, which slow disks may take their time for,
+            // nor a quota; and these wait for each other.
+            && !(needs_a_stop(&request.op) && (self.has_quotas() || !self.maps_rest()))
         {
             return self.fail(format!("call {record}, {:?}, fails in peace: {why}", request.op));
         }
         if let Ok(Answer::Objects { first, count }) = &reply {
             self.objects_given(*first..*first + u64::from(*count));
         }
+        self.look_at_check(&request.op, &reply);
         self.clients[client_index].client.learn(record, &request.op, &reply);
         self.note_opens(client_index, &waiting, &reply);
         self.history.finish(record, reply);

@@ -21,6 +21,7 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::snapshot::SnapshotInfo;
 
 use super::ClusterRun;
+use super::quotas::{is_about_quotas, is_refusal};
 use crate::client::Versions;
 use crate::event_queue::Scene;
 use crate::feed::FeedScene;
@@ -37,11 +38,14 @@ impl ClusterRun {
         self.observe_all(&|op| op);
         self.look_back();
         self.check_open_files();
+        self.use_up_a_limit();
         self.say_farewell();
         self.check_objects();
         self.read_feed();
+        self.check_quotas();
         self.leave_for_good();
         self.read_feed();
+        self.check_quotas();
         self.rename_without_one();
         self.check_rows();
         // A member that finds out in time that nothing has changed need not have sent a request.
@@ -49,7 +53,14 @@ impl ClusterRun {
             let reply = record.answered.as_ref().map(|(_, reply)| reply);
             matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
         };
-        self.history.records.retain(|record| !timed_out(record));
+        // The model knows no quotas.
+        let has_quotas = self.has_quotas();
+        let is_of_quotas = |record: &Record| {
+            let reply = record.answered.as_ref().map(|(_, reply)| reply);
+            is_about_quotas(&record.request.op) || has_quotas && reply.is_some_and(is_refusal)
+        };
+        let is_judged = |record: &Record| !timed_out(record) && !is_of_quotas(record);
+        self.history.records.retain(is_judged);
         let history = std::mem::take(&mut self.history);
         self.stats = self.judge(&history, false, self.stats);
     }
@@ -206,7 +217,9 @@ impl ClusterRun {
                         ));
                     }
                     wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
-                    if table != Table::Txn {
+                    // A member that has left keeps the records of quotas that there were then.
+                    let is_old = table == Table::Quota && cluster.table().has_left();
+                    if table != Table::Txn && !is_old {
                         rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });
                     }
                     ControlFlow::Continue(())
