@@ -158,6 +158,8 @@ suites+=(
     "nodes-snapshots 600 $nodes tests/posix/snapshots.sh"
     "nodes-remove 900 $nodes FILES=${FILES:-3000} tests/posix/remove.sh"
     "nodes-trash 900 $nodes FILES=${FILES:-300} tests/posix/trash.sh"
+    "nodes-quotas 600 $nodes tests/posix/quotas.sh"
+    "nodes-limits 900 env FILES=$(size 600 10000) WRITERS=$(size 16 64) tests/cluster/quotas.sh"
     "nodes-watch 300 $nodes tests/posix/watch.sh"
     "nodes-tiers 600 $nodes tests/s3/tiers.sh"
     "nodes-snapshot-verbs 600 $nodes tests/posix/snapshot_verbs.sh"

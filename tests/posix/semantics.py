@@ -45,6 +45,7 @@ ELSEWHERE = {
     **{f"T{number}": "tests/posix/trash.sh" for number in range(1, 9)},
     **{f"W{number}": "tests/posix/watch.sh" for number in range(1, 9)},
     "W9": "tests/cluster/leave.sh",
+    "Q11": "tests/cluster/quotas.sh",
     **{f"K{number}": "tests/s3/tiers.sh" for number in range(1, 7)},
 }
 TESTS = {}
