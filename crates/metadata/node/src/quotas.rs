@@ -645,11 +645,6 @@ pub struct Charges {
 }
 
 impl Charges {
-    /// Nothing has been charged.
-    pub fn is_empty(&self) -> bool {
-        self.used.is_empty()
-    }
-
     /// Operations of the batch that have charged something.
     pub fn operations(&self) -> usize {
         self.operations

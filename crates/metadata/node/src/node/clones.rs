@@ -226,7 +226,7 @@ impl Node {
                 None => self.end_clone(clone, &mut orphans)?,
             }
         };
-        self.delete_orphans(orphans)?;
+        self.delete_orphans_soon(orphans);
         Ok(done)
     }
 

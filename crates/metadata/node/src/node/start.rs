@@ -14,7 +14,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::placement::{WORKERS_MAX, history_share_of};
-use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::request::{Creds, Done, Op, Reply, Request};
 use kestrel_types::snapshot::HISTORY_SHARE;
 use parking_lot::Mutex;
 
@@ -328,6 +328,20 @@ impl Node {
         }
         node.durability = config.durability;
         Ok(Arc::new(node))
+    }
+
+    /// As [`Node::delete_orphans`], while the node serves: nobody waits until that is durable.
+    pub(super) fn delete_orphans_soon(&self, orphans: Vec<InodeId>) {
+        let release = |ino: InodeId| -> (Request, Done) {
+            self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
+            let done = Box::new(move |reply: Reply| {
+                if let Err(why) = reply {
+                    log::warn!("file {ino} without a name is deleted at the next start: {why:?}");
+                }
+            });
+            (Request { creds: Creds::root(), op: Op::Release(ino) }, done)
+        };
+        self.submit_many(orphans.into_iter().map(release).collect());
     }
 
     /// Deletes files without names that are not open: those that were when the node stopped.
