@@ -42,12 +42,13 @@ impl Model {
                 known.find(|past| past.id == at).ok_or(libc::ESTALE)?.nodes()
             }
         };
-        let top = nodes.get(&source).ok_or(libc::ENOENT)?;
-        if top.kind != Kind::Dir {
-            // A node finds a file by its number alone if its record lies apart from its names.
+        let top = nodes.get(&source).filter(|top| top.kind == Kind::Dir);
+        let top = top.ok_or_else(|| {
+            // A node finds a file by its number alone if its record lies apart from its names; one
+            // that was removed as long as clients may claim that they have it open.
             let is_found = reply.is_some_and(|reply| code(reply) == libc::ENOTDIR);
-            return Err(if is_found { libc::ENOTDIR } else { libc::ENOENT });
-        }
+            if is_found { libc::ENOTDIR } else { libc::ENOENT }
+        })?;
         if ![0, top.uid].contains(&creds.uid) {
             return Err(libc::EPERM);
         }
