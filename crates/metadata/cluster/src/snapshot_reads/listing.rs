@@ -69,8 +69,10 @@ impl ClusterNode {
                 let found = std::mem::take(&mut listing.found).into_iter();
                 let found = found.filter(|(_, listed)| *listed == IsListed::Yes);
                 let answer = Answer::Snapshots(found.map(|(info, _)| info).collect());
+                // What a crash would take back nobody may hear of.
+                let wait = self.node.core().snapshots.changed_at();
                 return match self.cluster().may_answer() {
-                    true => self.answer(ticket, Ok(answer)),
+                    true => self.answer_after(ticket, Ok(answer), wait),
                     false => self.await_lease(ticket),
                 };
             }
