@@ -3,7 +3,8 @@
 user with one, beside the same without any.
 
 The same mount makes files in a directory ten levels down and removes them again, in turn with and
-without quotas. CPU is that of the mount's process.
+without quotas. CPU is that of the mount's process, and on a volume that three nodes share that of
+the nodes.
 
     bench/quotas.py             2,000 files a round: writes target/bench/quotas.json, quotas.svg
     bench/quotas.py --full      20,000
@@ -13,7 +14,9 @@ import os
 import statistics
 import time
 
-from common import KESTREL, bars, conclude, cpu_of, mounted, options_of, run, scratch_for
+from common import (
+    KESTREL, Cluster, bars, conclude, cpu_of, mounted, options_of, run, scratch_for,
+)
 
 # CPU with quotas to CPU without.
 RATIO_MAX = 1.1
@@ -31,12 +34,12 @@ def write(path):
     os.close(file)
 
 
-def measured(pid, directory, count, call):
+def measured(pids, directory, count, call):
     """CPU and time for one call, microseconds."""
-    used, begun = cpu_of(pid), time.perf_counter()
+    used, begun = sum(map(cpu_of, pids)), time.perf_counter()
     for number in range(count):
         call(f"{directory}/{number}")
-    found = cpu_of(pid) - used, time.perf_counter() - begun
+    found = sum(map(cpu_of, pids)) - used, time.perf_counter() - begun
     for number in range(count):
         os.unlink(f"{directory}/{number}")
     return [seconds / count * 1e6 for seconds in found]
@@ -58,25 +61,37 @@ def switch(mount, on):
     run(KESTREL, "quota", "set" if on else "remove", mount, *user, *limit)
 
 
-def rows_of(scratch, count, rounds):
+def rows_alone(scratch, count, rounds):
     volume, mount = f"{scratch}/volume", f"{scratch}/mount"
     os.mkdir(mount)
     run(KESTREL, "format", volume)
     run(KESTREL, "mount", volume, mount)
+    return rows_of(mount, [mounted(volume)], count, rounds)
+
+
+def rows_of_nodes(scratch, count, rounds):
+    nodes, mount = Cluster(scratch, 3), f"{scratch}/shared"
+    os.mkdir(mount)
+    run(KESTREL, "mount", nodes.url, mount)
+    rows = rows_of(mount, [mounted(volume) for volume in nodes.volumes], count, rounds)
+    nodes.stop()
+    return [{**row, "what": f'{row["what"]}, 3 nodes'} for row in rows]
+
+
+def rows_of(mount, pids, count, rounds):
     try:
         directory = levels(mount)[-1]
         os.makedirs(directory)
-        pid = mounted(volume)
         calls = {"create": create, "write 64 KiB": write}
         found = {(what, on): [] for what in calls for on in (False, True)}
         for call in calls.values():
-            measured(pid, directory, count // 4, call)
+            measured(pids, directory, count // 4, call)
         for _ in range(rounds):
             for on in (False, True):
                 if on:
                     switch(mount, True)
                 for what, call in calls.items():
-                    found[what, on].append(measured(pid, directory, count, call))
+                    found[what, on].append(measured(pids, directory, count, call))
                 if on:
                     switch(mount, False)
     finally:
@@ -114,9 +129,11 @@ def plot(path, rows):
 def main():
     wanted = options_of(__doc__, "quotas", 7).parse_args()
     with scratch_for(wanted.out) as scratch:
-        rows = rows_of(scratch, 20_000 if wanted.full else 2_000, wanted.rounds)
+        count = 20_000 if wanted.full else 2_000
+        rows = rows_alone(scratch, count, wanted.rounds)
+        rows += rows_of_nodes(scratch, count, wanted.rounds)
         for row in rows:
-            print(f'{row["what"]:14} {row["quotas"]:3} quotas {row["cpu_us"]:8.1f} µs of CPU '
+            print(f'{row["what"]:22} {row["quotas"]:3} quotas {row["cpu_us"]:8.1f} µs of CPU '
                   f'{row["us"]:8.1f} µs')
     conclude(wanted.out, rows, judge(rows), plot)
 
