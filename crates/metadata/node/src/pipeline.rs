@@ -451,7 +451,7 @@ fn commit(
             }
         }
         let effects = &mut *scratch.effects;
-        let more = effects.charges.len() + effects.feed_rows.len();
+        let more = effects.charges.count() + effects.feed_rows.len();
         let mut mutations = scratch.rows.mutations(more);
         mutations.extend(answers(jobs, steps));
         effects.charges.rows(context.worker, &mut mutations);

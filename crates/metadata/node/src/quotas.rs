@@ -756,7 +756,7 @@ impl Charges {
     }
 
     /// How many quotas the batch has charged.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.used.len()
     }
 
