@@ -214,7 +214,7 @@ impl ClusterNode {
 
     /// The placement map is another one.
     pub(super) fn quotas_by_table(&mut self) {
-        self.quotas.lender = Lender::default();
+        self.begin_ledger();
         self.ask_for_parts_again();
     }
 }

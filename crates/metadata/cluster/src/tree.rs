@@ -44,6 +44,33 @@ impl Walk {
     }
 }
 
+/// What all members have told of some directories.
+pub(super) struct ToldTree {
+    /// Entries, directories among them, bytes.
+    pub sum: [i64; 3],
+    /// Directories in them.
+    pub children: Vec<InodeId>,
+    /// There may be more after this place: up to there everybody has told all.
+    pub end: Option<TreePosition>,
+}
+
+impl ToldTree {
+    pub fn of(answers: BTreeMap<NodeId, PollAnswer>) -> Self {
+        let (mut told, mut found) = (Self { sum: [0; 3], children: Vec::new(), end: None }, vec![]);
+        for answer in answers.into_values() {
+            let PollAnswer::Tree(TreePart { sum, children, more }) = answer else { continue };
+            told.sum = std::array::from_fn(|i| told.sum[i].wrapping_add(sum[i]));
+            if let (true, Some(last)) = (more, children.last()) {
+                told.end = Some(told.end.map_or(*last, |end| end.min(*last)));
+            }
+            found.extend(children);
+        }
+        found.retain(|place| told.end.is_none_or(|end| *place <= end));
+        told.children = found.into_iter().map(|(_, child)| child).collect();
+        told
+    }
+}
+
 impl ClusterNode {
     /// Begins to answer `Op::TreeUsage`, at the directory's home.
     pub(super) fn walk_tree(&mut self, ticket: u64) {
@@ -96,18 +123,9 @@ impl ClusterNode {
             self.walks.remove(&ticket);
             return self.lacked_at(ticket);
         }
-        // Up to where everybody has told all.
-        let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
-        for answer in answers.into_values() {
-            let PollAnswer::Tree(TreePart { sum, children, more }) = answer else { continue };
-            walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
-            if let (true, Some(last)) = (more, children.last()) {
-                end = Some(end.map_or(*last, |end| end.min(*last)));
-            }
-            found.extend(children);
-        }
-        found.retain(|place| end.is_none_or(|end| *place <= end));
-        walk.todo.extend(found.into_iter().map(|(_, child)| child));
+        let ToldTree { sum, children, end } = ToldTree::of(answers);
+        walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
+        walk.todo.extend(children);
         match end {
             Some(end) => {
                 let question = walk.question(Some(end));

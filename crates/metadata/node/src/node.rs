@@ -73,7 +73,7 @@ pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
 pub use quotas::{
     CountedFile, CountedPage, LIMIT_TOO_LARGE, NO_DIR, NO_QUOTA, NOT_ROOT, QuotaCount,
-    QuotaDifferences, QuotaPart, TOO_MANY, compare_quotas,
+    QuotaDifferences, QuotaPart, TOO_MANY, compare_quotas, home_by_names,
 };
 pub use reply_thread::Replies;
 pub use snapshot_changes::BAD_CURSOR;

@@ -406,9 +406,13 @@ impl MapView {
 /// The node with the number that a share bears; 0 if it is none.
 #[inline]
 pub fn share_holder_of(suffix: &[u8]) -> NodeId {
-    suffix
-        .try_into()
-        .map_or(0, |share| NodeId::from(u16::from_be_bytes(share)) / WORKERS_MAX as NodeId)
+    suffix.try_into().map_or(0, |share| holder_of_share(u16::from_be_bytes(share)))
+}
+
+/// The node with the number that is in that of a share.
+#[inline]
+pub fn holder_of_share(share: u16) -> NodeId {
+    NodeId::from(share) / WORKERS_MAX as NodeId
 }
 
 /// The node that has the shares which bear a node's number.
@@ -443,9 +447,7 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             node => has_shares_of(placement, node),
         },
         Table::Quota => match QuotaRow::of(id, suffix) {
-            Some(QuotaRow::Share(_, share)) => {
-                has_shares_of(placement, NodeId::from(share) / WORKERS_MAX as NodeId)
-            }
+            Some(QuotaRow::Share(_, share)) => has_shares_of(placement, holder_of_share(share)),
             Some(QuotaRow::Home(ino)) => placement.home_of(ino).id,
             _ => me,
         },

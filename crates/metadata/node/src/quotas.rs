@@ -189,21 +189,16 @@ impl Quota {
         (self.limits_of(what) != (None, None)).then_some(&part[what])
     }
 
-    /// Whether so much more fits into the node's part; nothing is reserved.
-    fn check_part(&self, what: usize, more: i64, free: bool) -> Result<(), Refusal> {
-        let Some(part) = self.part(what) else { return Ok(()) };
-        let sum = i128::from(self.counters.total[what].load(Ordering::Relaxed)) + i128::from(more);
-        if sum <= part.load(Ordering::Relaxed).into() {
-            return Ok(());
-        }
-        Err(Refusal::Part(QuotaWant { of: self.of, what: what as u8, more, free }))
+    /// The growth of the node's part that a change needs which begins at this total, if any.
+    fn lacking(&self, what: usize, total: i64, more: i64, free: bool) -> Option<QuotaWant> {
+        let part = self.part(what)?.load(Ordering::Relaxed);
+        let fits = i128::from(total) + i128::from(more) <= part.into();
+        (!fits).then_some(QuotaWant { of: self.of, what: what as u8, more, free })
     }
 
-    /// What the node has counted, and what its parts are: those of limits that there are.
-    pub fn parts(&self) -> (QuotaPair, QuotaPair) {
-        let used = pair(usage_of(&self.counters.total));
-        let parts = self.counters.part.as_ref().map_or(used, |part| pair(usage_of(part)));
-        (used, parts)
+    /// What the node has counted.
+    pub fn used(&self) -> QuotaPair {
+        pair(usage_of(&self.counters.total))
     }
 
     /// The node may count up to this.
@@ -216,20 +211,18 @@ impl Quota {
     /// The node gives back what it has not used: its parts are what it has counted from now on.
     /// With every worker's state held.
     pub fn give_back_parts(&self) -> QuotaPair {
-        let used = pair(usage_of(&self.counters.total));
+        let used = self.used();
         for (part, used) in self.counters.part.iter().flatten().zip(used) {
             part.store(used, Ordering::Relaxed);
         }
         used
     }
 
-    /// The quota is above its soft limits since then. Whether that is news.
-    pub fn set_since(&self, since: OverSince) -> bool {
+    /// The quota is above its soft limits since then.
+    pub fn set_since(&self, since: OverSince) {
         let [files, bytes] = &self.counters.since;
-        let before = self.counters.since();
         files.store(since.files, Ordering::Relaxed);
         bytes.store(since.bytes, Ordering::Relaxed);
-        before != since
     }
 
     /// Reserves, files (0) or bytes (1), above nought. Whether it is above the soft limit since
@@ -273,15 +266,10 @@ impl Quota {
     /// As [`Quota::reserve`], of the node's part.
     fn reserve_part(&self, what: usize, more: i64, free: bool) -> Result<(), Refusal> {
         let total = &self.counters.total[what];
-        let Some(part) = self.part(what) else {
-            total.fetch_add(more, Ordering::Relaxed);
-            return Ok(());
-        };
         let mut before = total.load(Ordering::Relaxed);
         loop {
-            if i128::from(before) + i128::from(more) > part.load(Ordering::Relaxed).into() {
-                let what = what as u8;
-                return Err(Refusal::Part(QuotaWant { of: self.of, what, more, free }));
+            if let Some(want) = self.lacking(what, before, more, free) {
+                return Err(Refusal::Part(want));
             }
             let after = before.wrapping_add(more);
             match total.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
@@ -446,8 +434,9 @@ impl Quotas {
         for (quota, change) in totals_of(&table, &charges.own) {
             let is_owner = matches!(quota.of, QuotaSubject::User(_) | QuotaSubject::Group(_));
             let free = is_owner && charges.owners == Owners::Free;
+            let used = quota.used();
             for (what, more) in pair(change).into_iter().enumerate().filter(|(_, more)| *more > 0) {
-                if let Err(Refusal::Part(want)) = quota.check_part(what, more, free) {
+                if let Some(want) = quota.lacking(what, used[what], more, free) {
                     return Err(Some(want));
                 }
             }

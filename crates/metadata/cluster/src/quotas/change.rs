@@ -119,14 +119,13 @@ impl QuotaChange {
 impl ClusterNode {
     /// Begins what a request wants of the volume's quotas, if it wants something. Whether it did.
     pub(crate) fn begin_quota_request(&mut self, ticket: u64) -> bool {
-        let Some(work) = self.works.get_mut(&ticket) else { return true };
+        let Some(work) = self.works.get(&ticket) else { return true };
         let is_root = work.request.creds.uid == 0;
         let wanted = match &work.request.op {
             Op::QuotaSet(of, limits) => Wanted::Set(*of, **limits),
             Op::QuotaRemove(of) => Wanted::Remove(*of),
             Op::QuotaCheck { repair } => Wanted::Check { repair: *repair },
             Op::QuotaList(None) => {
-                work.stage = Stage::Polling;
                 if is_root {
                     self.tell_quotas(ticket, None);
                 } else {

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kestrel_meta::node::{CountedFile, CountedPage, QuotaCount, QuotaPart, TreePart};
+use kestrel_meta::node::{CountedFile, CountedPage, QuotaCount, QuotaPart, home_by_names};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::key::Key;
@@ -17,6 +17,7 @@ use kestrel_types::quota::{QuotaRecord, QuotaSubject, QuotaUsage};
 use rustc_hash::FxHashMap;
 
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition};
+use crate::tree::ToldTree;
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 1024;
@@ -270,25 +271,11 @@ impl QuotaCounting {
     }
 
     fn take_tree(&mut self, answers: BTreeMap<NodeId, PollAnswer>) {
-        // Up to where everybody has told all.
-        let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
-        let mut sum = QuotaUsage::default();
-        for answer in answers.into_values() {
-            let PollAnswer::Tree(TreePart { sum: [files, _, bytes], children, more }) = answer
-            else {
-                continue;
-            };
-            sum = sum.plus(QuotaUsage { files, bytes });
-            if let (true, Some(last)) = (more, children.last()) {
-                end = Some(end.map_or(*last, |end| end.min(*last)));
-            }
-            found.extend(children);
-        }
+        let ToldTree { sum: [files, _, bytes], children, end } = ToldTree::of(answers);
+        let sum = QuotaUsage { files, bytes };
         let counted = self.counted.entry(QuotaSubject::Dir(self.asked_of)).or_default();
         *counted = counted.plus(sum);
-        found.retain(|place| end.is_none_or(|end| *place <= end));
-        let inner = found.into_iter().map(|(_, child)| child);
-        let inner = inner.filter(|child| !self.dirs.contains(child));
+        let inner = children.into_iter().filter(|child| !self.dirs.contains(child));
         self.todo.extend(inner.map(|child| (child, self.asked_of)));
         if end.is_none() && self.full && !self.files.is_empty() {
             self.nearest.extend(self.asked.iter().map(|dir| (*dir, self.asked_of)));
@@ -384,11 +371,8 @@ impl QuotaCounting {
     /// The directory of the quota that is to count a file in table `link`.
     fn home_of(&self, file: &CountedFile) -> Option<InodeId> {
         let names = self.names.get(&file.ino).map_or(&[][..], Vec::as_slice);
-        let stays = self.need == Need::All;
-        match file.home.filter(|home| self.dirs.contains(home)) {
-            Some(home) if stays || names.is_empty() || names.contains(&Some(home)) => Some(home),
-            home => names.iter().flatten().next().copied().or(home),
-        }
+        let home = file.home.filter(|home| self.dirs.contains(home));
+        home_by_names(home, names, self.need != Need::All)
     }
 }
 

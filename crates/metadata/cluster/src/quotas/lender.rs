@@ -131,7 +131,8 @@ impl ClusterNode {
         lent.iter().filter(over).copied().collect()
     }
 
-    /// The set has changed: nothing is lent before all members have said what they have counted.
+    /// The set or the placement map has changed: nothing is lent before all members have said what
+    /// they have counted.
     pub(super) fn begin_ledger(&mut self) {
         self.quotas.lender = Lender::default();
     }

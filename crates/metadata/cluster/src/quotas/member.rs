@@ -71,7 +71,7 @@ impl ClusterNode {
         ask.sent = now;
         let (of, what, free) = asked;
         let Some(quota) = table.all.get(&of) else { return };
-        let used = quota.parts().0[usize::from(what)];
+        let used = quota.used()[usize::from(what)];
         let Ask { number, least, most, .. } = *ask;
         let ask = QuotaAsk { number, set, of, what, used, least, most, free };
         self.say_of_quotas(leader, QuotaMessage::Ask(ask));

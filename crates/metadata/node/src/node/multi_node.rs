@@ -451,15 +451,13 @@ impl Node {
                 depends: false,
                 no_dirs: Some(no_dirs),
             };
+            let mut charges = QuotaCharges::default();
             let result = run(&mut view, request, claim, lent).and_then(|listing| {
                 view.note_feed_events(request)?;
-                Ok((listing, view.quota_charges(request)?))
+                charges = view.quota_charges(request)?;
+                Ok(listing)
             });
-            let (wait, mut charges) = (view.wait, QuotaCharges::default());
-            let result = result.map(|(listing, charged)| {
-                charges = charged;
-                listing
-            });
+            let wait = view.wait;
             let reply = match result {
                 Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
                 Ok(Listing::Feed(place)) => break Ran::Feed(place),

@@ -20,19 +20,18 @@ use kestrel_types::crash;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::key::Table;
-use kestrel_types::placement::{NodeId, WORKERS_MAX};
 use kestrel_types::quota::{
     OverSince, QUOTAS_MAX, QuotaInfo, QuotaLimits, QuotaRow, QuotaSubject, QuotaUsage,
 };
 use kestrel_types::request::{Answer, Creds, Outcome};
 use rustc_hash::FxHashSet;
 
-pub use count::{QuotaDifferences, compare_quotas};
+pub use count::{QuotaDifferences, compare_quotas, home_by_names};
 use count::{QuotaRows, Rehome, count, count_tree, home_row, parent_of};
 pub use several::{CountedFile, CountedPage, QuotaCount, QuotaPart};
 
 use super::Node;
-use crate::owners::{MapView, has_shares_of};
+use crate::owners::{MapView, has_shares_of, holder_of_share};
 use crate::quotas::{NewQuota, QuotaCounters, Quotas};
 use crate::stop::engine_error;
 
@@ -89,9 +88,9 @@ fn stored_quotas(
         return Ok(Vec::new());
     }
     let rows = QuotaRows::read(engine)?;
-    let is_own = |number: u16| {
-        let node = NodeId::from(number) / WORKERS_MAX as NodeId;
-        cluster.is_none_or(|table| has_shares_of(&table.placement, node) == table.me)
+    let is_own = |share: u16| {
+        let has_it = |table: &MapView| has_shares_of(&table.placement, holder_of_share(share));
+        cluster.is_none_or(|table| has_it(table) == table.me)
     };
     let mut new = Vec::new();
     for (of, limits) in &rows.limits {

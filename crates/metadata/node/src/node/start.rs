@@ -330,16 +330,21 @@ impl Node {
         Ok(Arc::new(node))
     }
 
+    /// The request that deletes a file without a name, as the last release of it.
+    fn release_of(&self, ino: InodeId) -> Request {
+        self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
+        Request { creds: Creds::root(), op: Op::Release(ino) }
+    }
+
     /// As [`Node::delete_orphans`], while the node serves: nobody waits until that is durable.
     pub(super) fn delete_orphans_soon(&self, orphans: Vec<InodeId>) {
         let release = |ino: InodeId| -> (Request, Done) {
-            self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
             let done = Box::new(move |reply: Reply| {
                 if let Err(why) = reply {
                     log::warn!("file {ino} without a name is deleted at the next start: {why:?}");
                 }
             });
-            (Request { creds: Creds::root(), op: Op::Release(ino) }, done)
+            (self.release_of(ino), done)
         };
         self.submit_many(orphans.into_iter().map(release).collect());
     }
@@ -347,8 +352,7 @@ impl Node {
     /// Deletes files without names that are not open: those that were when the node stopped.
     pub(super) fn delete_orphans(&self, orphans: Vec<InodeId>) -> FsResult<()> {
         for ino in orphans {
-            self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
-            if let Err(why) = self.call(Request { creds: Creds::root(), op: Op::Release(ino) }) {
+            if let Err(why) = self.call(self.release_of(ino)) {
                 self.core.opens.set(ino, OpenState::default());
                 return Err(match why {
                     kestrel_types::request::Outcome::Failed(error) => error,

@@ -179,14 +179,25 @@ impl Count<'_> {
         self.add_owner(&counted);
         let names = self.links.get(&inode.ino).map_or(&[][..], Vec::as_slice);
         let has_quota = |home: &InodeId| self.subjects.contains(&QuotaSubject::Dir(*home));
-        let home = match home.filter(has_quota) {
-            Some(home) if !rehome || names.is_empty() || names.contains(&Some(home)) => Some(home),
-            home => names.iter().flatten().next().copied().or(home),
-        };
+        let home = home_by_names(home.filter(has_quota), names, rehome);
         if let Some(home) = home {
             self.add(QuotaSubject::Dir(home), 0, counted.bytes);
         }
         home
+    }
+}
+
+/// The directory of the quota that is to count a file in table `link`: the one that has done so, if
+/// it has a quota still, unless the file is to be below it (`rehome`) and no name of it is.
+/// `names`: the quotas that its names are under.
+pub fn home_by_names(
+    home: Option<InodeId>,
+    names: &[Option<InodeId>],
+    rehome: bool,
+) -> Option<InodeId> {
+    match home {
+        Some(home) if !rehome || names.is_empty() || names.contains(&Some(home)) => Some(home),
+        home => names.iter().flatten().next().copied().or(home),
     }
 }
 
