@@ -156,6 +156,7 @@ suites+=(
     "nodes-acls 600 $nodes env ACL_OPS=600 tests/posix/acls.sh"
     "nodes-cuts 900 tests/cluster/snapshots.sh"
     "nodes-snapshots 600 $nodes tests/posix/snapshots.sh"
+    "nodes-clones 600 $nodes tests/posix/clones.sh"
     "nodes-remove 900 $nodes FILES=${FILES:-3000} tests/posix/remove.sh"
     "nodes-trash 900 $nodes FILES=${FILES:-300} tests/posix/trash.sh"
     "nodes-quotas 600 $nodes tests/posix/quotas.sh"

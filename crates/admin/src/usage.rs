@@ -17,6 +17,7 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::clone::RECORD_PREFIX;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::stat::DirStat;
 
 use crate::info::{InfoError, dir_sums};
@@ -60,6 +61,24 @@ pub fn read_parts(engine: &dyn Engine, dirs: &[InodeId]) -> Result<Vec<DirPart>,
 /// # Errors
 /// Those of the engine.
 pub fn unfinished_clones(engine: &dyn Engine) -> Result<usize, InfoError> {
+    let mut count = clones_with_records(engine)?;
+    for row in Rows::from(engine, Table::System, 0, kestrel_types::snapshot::RECORD_PREFIX) {
+        let (key, value) = row?;
+        match SnapshotInfo::decode(&key.suffix, &value) {
+            Some(Ok(info)) => count += info.clones.len(),
+            // Of a damaged one nothing is known.
+            Some(Err(_)) => {}
+            None => break,
+        }
+    }
+    Ok(count)
+}
+
+/// Those of them that have records of their own, as before records of snapshots told of them.
+///
+/// # Errors
+/// Those of the engine.
+pub fn clones_with_records(engine: &dyn Engine) -> Result<usize, InfoError> {
     let mut count = 0;
     for row in Rows::from(engine, Table::System, 0, RECORD_PREFIX) {
         if !row?.0.suffix.starts_with(RECORD_PREFIX) {

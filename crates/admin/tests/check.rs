@@ -731,6 +731,7 @@ fn with_snapshot(volume: &Volume) -> SnapshotInfo {
         cutting: false,
         hidden: false,
         holds: vec![name(b"backup")],
+        clones: Vec::new(),
     };
     let then = inode(77, Kind::File, 90, Data::Packed { range: range(1, 0, 90), visible: 90 });
     let old = Entry::Inode(then).encode();

@@ -446,6 +446,13 @@ fn tree_at(node: &Node, snapshot: SnapshotId) -> BTreeMap<String, String> {
     told
 }
 
+/// What was told, without the numbers of inodes: names of clones get any when they are looked at.
+fn without_numbers(told: &str) -> String {
+    let mut parts = told.split_inclusive("ino: ").flat_map(|part| part.split_inclusive("parent: "));
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + part.trim_start_matches(|byte: char| byte.is_ascii_digit()))
+}
+
 fn snapshots(node: &Node) -> Vec<SnapshotInfo> {
     let op = Op::SnapshotList { dir: None, ancestors: false };
     match node.call(Request { creds: Creds::root(), op }) {
@@ -458,18 +465,16 @@ fn snapshots(node: &Node) -> Vec<SnapshotInfo> {
 /// its history refers to is counted where the history is.
 #[test]
 fn snapshots_to_several_nodes_and_back() {
-    let mut compared = 0;
+    let (mut compared, mut unfinished) = (0, 0);
     for seed in 0..6 {
         let mut driver = common::driver::Driver::new(seed);
         for _ in 0..400 {
             driver.step();
         }
-        // Several nodes cannot complete clones.
-        if unfinished_clones(&*driver.engine).unwrap() > 0 {
-            let refused = load_nodes(&dump_of(&*driver.engine), &formed(3)).unwrap_err();
-            assert!(matches!(refused, DumpError::UnfinishedClones(1..)), "{refused}");
-        }
-        while driver.node.tidy_clones().unwrap() {}
+        // Clones that are not finished go with it.
+        while seed % 2 == 0 && driver.node.tidy_clones().unwrap() {}
+        let unfinished_here = unfinished_clones(&*driver.engine).unwrap();
+        unfinished += unfinished_here;
         let list = snapshots(&driver.node);
         let file = dump_of(&*driver.engine);
         let cluster = formed(3);
@@ -494,10 +499,15 @@ fn snapshots_to_several_nodes_and_back() {
         let node = Node::open(back, driver.clock.clone(), NodeConfig::default()).unwrap();
         assert_eq!(snapshots(&node), list, "seed {seed}");
         for info in list.iter().filter(|info| !info.removing) {
-            assert_eq!(tree_at(&node, info.id), tree_at(&driver.node, info.id), "seed {seed}");
+            let trees = [&node, &driver.node].map(|node| tree_at(node, info.id));
+            let [back, before] = trees.map(|tree| match unfinished_here {
+                0 => tree,
+                _ => tree.into_iter().map(|(path, told)| (path, without_numbers(&told))).collect(),
+            });
+            assert_eq!(back, before, "seed {seed}");
             compared += 1;
         }
         while node.tidy_history().unwrap() {}
     }
-    assert!(compared > 3, "{compared} snapshots");
+    assert!(compared > 3 && unfinished > 0, "{compared} snapshots, {unfinished} clones");
 }

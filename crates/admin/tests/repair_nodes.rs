@@ -211,7 +211,8 @@ fn repair_with_open_transactions() {
     let txn = |number| TxnId { node: 2, epoch: 1, number };
     let prepared = |number, row: Mutation| {
         let locked = kestrel_cluster::LockedRowsId { epoch: 1, number: 1 };
-        let prepared = kestrel_cluster::Prepared { locked, mutations: vec![row.clone()] };
+        let prepared =
+            kestrel_cluster::Prepared { locked, mutations: vec![row.clone()], below: false };
         let owner = table().owner(row.key.table, row.key.id, &row.key.suffix);
         let key = TxnKey::Prepared(txn(number)).encode();
         nodes.apply_at(

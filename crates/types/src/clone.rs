@@ -7,15 +7,15 @@
 
 use crate::clock::Nanos;
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
-use crate::ids::InodeId;
+use crate::ids::{InodeId, SnapshotId};
 use crate::key::{Key, KeyRef, Table, record_number};
 use crate::name::{NAME_MAX, Name};
-use crate::snapshot::SnapshotId;
 
-/// Version of a clone's record and of the rows of table `clone`.
+/// Version of the rows of table `clone`, and of records of before.
 const VERSION: u8 = 1;
 
-/// What the name of a clone's record begins with; its number follows in 16 hexadecimal digits.
+/// What the name of a clone's record began with before the record of its snapshot told of it; its
+/// number follows in 16 hexadecimal digits.
 pub const RECORD_PREFIX: &[u8] = b"clone ";
 
 /// First byte of the suffix of a row that says where the names of a directory come from.
@@ -24,7 +24,7 @@ const PENDING: u8 = 1;
 /// First byte of the suffix of a row about a file with several names.
 const LINK: u8 = 2;
 
-/// Number of a clone: the commit stamp at which it was made. Never reused within a volume.
+/// Number of a clone: that of the directory which was made. Never reused within a volume.
 pub type CloneId = u64;
 
 /// Most clones that are not finished.
@@ -33,8 +33,10 @@ pub const CLONES_MAX: usize = 1024;
 /// A clone that is not finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CloneInfo {
-    /// Its number: the stamp of what it makes.
+    /// Its number. Programs before version 2 of snapshots' records took its timestamp.
     pub id: CloneId,
+    /// Its commit timestamp: that of all that is in it.
+    pub stamp: u64,
     /// The directory that was made.
     pub dir: InodeId,
     /// The directory that it is a clone of.
@@ -48,28 +50,39 @@ pub struct CloneInfo {
 }
 
 impl CloneInfo {
-    /// Key of its record.
-    pub fn key(&self) -> Key {
+    /// Its bytes in the record of the snapshot, which says which snapshot that is.
+    pub(crate) fn encode_into(&self, out: &mut Vec<u8>) {
+        for number in [self.id, self.stamp, self.dir, self.source] {
+            put_varint(out, number);
+        }
+        out.extend_from_slice(&self.created.to_be_bytes());
+        put_varint(out, u64::from(self.uid));
+    }
+
+    pub(crate) fn decode_from(
+        reader: &mut Reader<'_>,
+        snapshot: SnapshotId,
+    ) -> Result<Self, DecodeError> {
+        let (id, stamp) = (reader.varint()?, reader.varint()?);
+        let (dir, source) = (reader.varint()?, reader.varint()?);
+        if id == 0 {
+            return Err(DecodeError("a clone without a number"));
+        }
+        let (created, uid) = (reader.i64()?, reader.varint32()?);
+        Ok(Self { id, stamp, dir, source, snapshot, created, uid })
+    }
+
+    /// Key of the record that it had before the record of its snapshot told of it.
+    pub fn own_record_key(&self) -> Key {
         Key::of_numbered_record(RECORD_PREFIX, self.id)
     }
 
-    /// Its record's bytes.
-    pub fn encode(&self) -> Box<[u8]> {
-        let mut out = vec![VERSION];
-        for number in [self.dir, self.source, self.snapshot] {
-            put_varint(&mut out, number);
-        }
-        out.extend_from_slice(&self.created.to_be_bytes());
-        put_varint(&mut out, u64::from(self.uid));
-        out.into()
-    }
-
-    /// Reads a record; `None` if `suffix`, a name of a record of table `system`, is not that of a
-    /// clone's.
+    /// Reads such a record; `None` if `suffix`, a name of a record of table `system`, is not that
+    /// of a clone's.
     ///
     /// # Errors
     /// If the record is truncated, out of bounds or of a newer version.
-    pub fn decode(suffix: &[u8], row: &[u8]) -> Option<Result<Self, DecodeError>> {
+    pub fn decode_own_record(suffix: &[u8], row: &[u8]) -> Option<Result<Self, DecodeError>> {
         let digits = suffix.strip_prefix(RECORD_PREFIX)?;
         Some(Self::decode_row(digits, row))
     }
@@ -81,7 +94,7 @@ impl CloneInfo {
         let (dir, source, snapshot) = (reader.varint()?, reader.varint()?, reader.varint()?);
         let (created, uid) = (reader.i64()?, reader.varint32()?);
         reader.end()?;
-        Ok(Self { id, dir, source, snapshot, created, uid })
+        Ok(Self { id, stamp: id, dir, source, snapshot, created, uid })
     }
 }
 
@@ -226,26 +239,29 @@ mod tests {
 
     use super::*;
 
-    /// A clone's record comes back as it was; cut or of another form it does not.
+    /// A record of before is read; cut or of another form it is not.
     #[test]
     fn records_of_clones() {
         let info = CloneInfo {
             id: 0x0123_4567_89ab_cdef,
+            stamp: 0x0123_4567_89ab_cdef,
             dir: 77,
             source: 1,
-            snapshot: u64::MAX,
+            snapshot: 300,
             created: -5,
             uid: 1000,
         };
-        let (key, row) = (info.key(), info.encode());
+        let key = info.own_record_key();
         assert_eq!(&*key.suffix, b"clone 0123456789abcdef");
-        assert_eq!(CloneInfo::decode(&key.suffix, &row), Some(Ok(info)));
-        assert_eq!(CloneInfo::decode(b"clock", &row), None);
+        let row = [&[1, 77, 1, 0xac, 2][..], &(-5i64).to_be_bytes(), &[0xe8, 7]].concat();
+        let read = |suffix: &[u8], row: &[u8]| CloneInfo::decode_own_record(suffix, row);
+        assert_eq!(read(&key.suffix, &row), Some(Ok(info)));
+        assert_eq!(read(b"clock", &row), None);
         for suffix in [&b"clone "[..], b"clone 123", b"clone 0000000000000000"] {
-            assert!(CloneInfo::decode(suffix, &row).is_some_and(|read| read.is_err()));
+            assert!(read(suffix, &row).is_some_and(|read| read.is_err()));
         }
         for len in 0..row.len() {
-            assert!(CloneInfo::decode(&key.suffix, &row[..len]).is_some_and(|it| it.is_err()));
+            assert!(read(&key.suffix, &row[..len]).is_some_and(|it| it.is_err()));
         }
     }
 

@@ -7,6 +7,10 @@ pub type InodeId = u64;
 /// Number of an object in the block store.
 pub type ObjectId = u64;
 
+/// Number of a snapshot: the commit stamp at which it was made. Every change before it has a lower
+/// one, every later change a higher one. Never reused within a volume.
+pub type SnapshotId = u64;
+
 /// Position in an engine's log: the sequence number of the last record it covers. Zero covers
 /// nothing.
 pub type Position = u64;

@@ -2,17 +2,23 @@
 //! "History"); their records, and the rows of table `history` that say what was different then.
 
 use crate::clock::Nanos;
+use crate::clone::{CLONES_MAX, CloneId, CloneInfo};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::entry::Entry;
 use crate::extent::{ExtentList, Released};
 use crate::ids::InodeId;
+pub use crate::ids::SnapshotId;
 use crate::inode::{Data, Inode};
 use crate::key::{Key, KeyRef, Table, record_number};
 use crate::name::Name;
 use crate::range::Range;
 
-/// Version of a snapshot's record.
-const RECORD_VERSION: u8 = 1;
+/// Newest version of a snapshot's record.
+const RECORD_VERSION: u8 = 2;
+
+/// Version of a record of a snapshot that no clone needs: programs that know no newer one go on
+/// reading these.
+const RECORD_WITHOUT_CLONES: u8 = 1;
 
 /// Version of a row of table `history`.
 const HISTORY_VERSION: u8 = 1;
@@ -36,10 +42,6 @@ pub const RECORD_PREFIX: &[u8] = b"snapshot ";
 /// No worker has it: of several nodes those with the highest number have no worker 63. A member of
 /// a cluster has another one: [`crate::placement::history_share_of`].
 pub const HISTORY_SHARE: u16 = u16::MAX;
-
-/// Number of a snapshot: the commit stamp at which it was made. Every change before it has a lower
-/// one, every later change a higher one. Never reused within a volume.
-pub type SnapshotId = u64;
 
 /// Most snapshots of a volume, those being removed included.
 pub const SNAPSHOTS_MAX: usize = 65_536;
@@ -68,6 +70,8 @@ pub struct SnapshotInfo {
     pub hidden: bool,
     /// Tags that keep it from being removed, in order, at most [`HOLDS_MAX`].
     pub holds: Vec<Name>,
+    /// Clones that are not finished and get their names from it, in the order of their numbers.
+    pub clones: Vec<CloneInfo>,
 }
 
 /// Whether a snapshot may have this name: no `@` in it, which stands before names of snapshots in
@@ -83,6 +87,24 @@ impl SnapshotInfo {
         !self.removing && !self.cutting && !self.hidden
     }
 
+    /// The same with a clone that needs it.
+    #[must_use]
+    pub fn with_clone(&self, clone: CloneInfo) -> Self {
+        let mut with = self.clone();
+        with.clones.push(clone);
+        with
+    }
+
+    /// The same without a clone that needed it. One that was there for clones alone is in removal
+    /// when none needs it any more.
+    #[must_use]
+    pub fn without_clone(&self, clone: CloneId) -> Self {
+        let mut without = self.clone();
+        without.clones.retain(|known| known.id != clone);
+        without.removing |= without.hidden && without.clones.is_empty();
+        without
+    }
+
     /// Key of its record.
     pub fn key(&self) -> Key {
         Key::of_numbered_record(RECORD_PREFIX, self.id)
@@ -90,7 +112,8 @@ impl SnapshotInfo {
 
     /// Its record's bytes.
     pub fn encode(&self) -> Box<[u8]> {
-        let mut out = vec![RECORD_VERSION];
+        let has_clones = !self.clones.is_empty();
+        let mut out = vec![if has_clones { RECORD_VERSION } else { RECORD_WITHOUT_CLONES }];
         put_varint(&mut out, self.dir);
         put_string(&mut out, self.name.as_bytes());
         out.extend_from_slice(&self.created.to_be_bytes());
@@ -100,6 +123,10 @@ impl SnapshotInfo {
         put_varint(&mut out, self.holds.len() as u64);
         for tag in &self.holds {
             put_string(&mut out, tag.as_bytes());
+        }
+        if has_clones {
+            put_varint(&mut out, self.clones.len() as u64);
+            self.clones.iter().for_each(|clone| clone.encode_into(&mut out));
         }
         out.into()
     }
@@ -130,9 +157,11 @@ impl SnapshotInfo {
             Name::new(bytes).map_err(|_| DecodeError("not a valid name"))
         };
         let mut reader = Reader::new(row);
-        if reader.u8()? != RECORD_VERSION {
-            return Err(DecodeError("snapshot of an unknown format version"));
-        }
+        let has_clones = match reader.u8()? {
+            RECORD_VERSION => true,
+            RECORD_WITHOUT_CLONES => false,
+            _ => return Err(DecodeError("snapshot of an unknown format version")),
+        };
         let (dir, of) = (reader.varint()?, name(&mut reader)?);
         let (created, flags) = (reader.i64()?, reader.u8()?);
         if flags & !(REMOVING | CUTTING | HIDDEN) != 0 {
@@ -143,9 +172,15 @@ impl SnapshotInfo {
             return Err(DecodeError("count above its limit"));
         }
         let holds = (0..count).map(|_| name(&mut reader)).collect::<Result<_, _>>()?;
+        let count = if has_clones { reader.varint()? } else { 0 };
+        if count > CLONES_MAX as u64 {
+            return Err(DecodeError("count above its limit"));
+        }
+        let clones = (0..count).map(|_| CloneInfo::decode_from(&mut reader, id));
+        let clones = clones.collect::<Result<_, _>>()?;
         reader.end()?;
         let [removing, cutting, hidden] = [REMOVING, CUTTING, HIDDEN].map(|bit| flags & bit != 0);
-        Ok(Self { id, dir, name: of, created, removing, cutting, hidden, holds })
+        Ok(Self { id, dir, name: of, created, removing, cutting, hidden, holds, clones })
     }
 }
 
@@ -295,7 +330,24 @@ mod tests {
             cutting: false,
             hidden: true,
             holds: vec![name(b"a"), name(&[b'x'; 255])],
+            clones: Vec::new(),
         };
+        assert_eq!(info.encode()[0], 1);
+        let clone = CloneInfo {
+            id: u64::MAX,
+            stamp: 1 << 60,
+            dir: 300,
+            source: 77,
+            snapshot: info.id,
+            created: -9,
+            uid: u32::MAX,
+        };
+        let cloned = SnapshotInfo { clones: vec![clone, clone], ..info.clone() };
+        let row = cloned.encode();
+        for len in 0..row.len() {
+            assert!(SnapshotInfo::decode_record(info.id, &row[..len]).is_err());
+        }
+        assert_eq!(SnapshotInfo::decode_record(info.id, &row), Ok(cloned));
         let cut = SnapshotInfo { removing: false, cutting: true, ..info.clone() };
         assert_eq!(SnapshotInfo::decode(&cut.key().suffix, &cut.encode()), Some(Ok(cut)));
         let (key, row) = (info.key(), info.encode());

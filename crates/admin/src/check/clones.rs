@@ -16,7 +16,7 @@ use crate::rows::{Rows, delete, put, readable};
 /// What clones still need.
 #[derive(Default)]
 pub struct Clones {
-    /// Those with records.
+    /// Those that records tell of.
     known: BTreeSet<CloneId>,
     /// Directories that lack names, by clone.
     pending: BTreeMap<InodeId, CloneId>,
@@ -27,6 +27,11 @@ pub struct Clones {
 }
 
 impl Clones {
+    /// The record of a snapshot tells of these.
+    pub fn know(&mut self, clones: &[CloneInfo]) {
+        self.known.extend(clones.iter().map(|clone| clone.id));
+    }
+
     /// Whether a directory lacks names, so that its sums are not those of its entries.
     pub fn lacks_names(&self, dir: InodeId) -> bool {
         self.pending.contains_key(&dir)
@@ -52,7 +57,7 @@ impl Clones {
 pub fn records(check: &mut Check<'_>) -> Result<(), EngineError> {
     for row in Rows::from(check.engine, Table::System, 0, RECORD_PREFIX) {
         let (key, value) = row?;
-        let why = match CloneInfo::decode(&key.suffix, &value) {
+        let why = match CloneInfo::decode_own_record(&key.suffix, &value) {
             None => break,
             Some(Ok(info)) if check.snapshots.binary_search(&info.snapshot).is_ok() => {
                 check.clones.known.insert(info.id);

@@ -35,7 +35,10 @@ pub fn records(check: &mut Check<'_>) -> Result<(), EngineError> {
         let (key, value) = row?;
         match SnapshotInfo::decode(&key.suffix, &value) {
             None => break,
-            Some(Ok(info)) => check.snapshots.push(info.id),
+            Some(Ok(info)) => {
+                check.snapshots.push(info.id);
+                check.clones.know(&info.clones);
+            }
             Some(Err(why)) => {
                 let rows = vec![removed_record(&key.suffix)];
                 let name = readable(&key.suffix);
@@ -75,6 +78,7 @@ fn removed(id: SnapshotId) -> Option<SnapshotInfo> {
         cutting: false,
         hidden: false,
         holds: Vec::new(),
+        clones: Vec::new(),
     })
 }
 

@@ -49,13 +49,13 @@ use crate::rows::{
     CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get,
     put,
 };
-use crate::usage::unfinished_clones;
+use crate::usage::clones_with_records;
 
 /// Changes committed together.
 const BATCH: usize = 4096;
 
 /// Tables with rows that are the same on one node and on several, and only lie elsewhere.
-const OWNED: [Table; 7] = [
+const OWNED: [Table; 8] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -63,6 +63,7 @@ const OWNED: [Table; 7] = [
     Table::Chunk,
     Table::Xattr,
     Table::Sweep,
+    Table::Clone,
 ];
 
 /// Record of a node, in table `system`, while it is loaded into.
@@ -94,7 +95,7 @@ pub fn load_into(
     let _scratch = made.1;
     let rows = made.0;
     let done = load(input, &rows, progress)?;
-    match unfinished_clones(&rows).map_err(damaged)? {
+    match clones_with_records(&rows).map_err(damaged)? {
         0 => {}
         count => return Err(DumpError::UnfinishedClones(count)),
     }

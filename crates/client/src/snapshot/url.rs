@@ -177,6 +177,7 @@ mod tests {
             cutting: false,
             hidden: false,
             holds: Vec::new(),
+            clones: Vec::new(),
         };
         assert_eq!(listed_name(&of(20, name(b"a")), 20), Some(name(b"a")));
         assert_eq!(listed_name(&of(20, name(b"a")), 30), Some(name(b"_a_20")));

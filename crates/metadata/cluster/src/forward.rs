@@ -42,6 +42,8 @@ fn is_forwarded(op: &Op) -> bool {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::CloneDir { .. }
+            | Op::CloneStep(_)
             | Op::QuotaSet(..)
             | Op::QuotaRemove(_)
             | Op::QuotaList(None)

@@ -397,8 +397,8 @@ impl ClusterNode {
                 | SnapshotMessage::Make { .. }
                 | SnapshotMessage::Keep { .. },
             ) => true,
-            // So may it be counting, or lending.
-            Message::Quota(_) => true,
+            // So may it be counting, or lending, or giving names.
+            Message::Quota(_) | Message::Clone(_) => true,
             // What it tells itself of its own transactions concerns its own rows.
             Message::Invalidate(_) | Message::Decide(..) | Message::Ask(_) => !own,
             // Two starts must not both take part in an attempt: one would send rows, and the other

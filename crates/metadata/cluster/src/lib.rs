@@ -104,6 +104,7 @@
 //! | `gc`, `orphans` | objects that nothing refers to; files without a name |
 //! | `snapshot_reads` | reads at a snapshot, with the rows of all members |
 //! | `snapshots` | snapshots of all members at one instant, and their records |
+//! | `clones` | names for directories of clones, and the end of a clone |
 //! | `quotas` | quotas: the set that all members have, and parts of limits that they are lent |
 //! | `forward` | requests about snapshots and quotas of a member's own process |
 //! | `poll`, `load` | questions to all members; what they have, for the balancer |
@@ -112,6 +113,7 @@
 
 pub mod addresses;
 pub mod change;
+mod clones;
 mod coordinate;
 mod fence;
 mod fetch;
@@ -162,6 +164,7 @@ use parking_lot::Mutex;
 
 use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
+use clones::Clones;
 use coordinate::Coordinator;
 use fetch::Fetching;
 use forward::Forwarded;
@@ -182,6 +185,7 @@ use work::{Back, Work};
 pub use gc::{Forgot, GcListener};
 pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
+pub use message::clones::{CloneMessage, CloneReport};
 pub use message::polls::{PollAnswer, PollQuestion, Weight};
 pub use message::quotas::{QuotaAsk, QuotaMessage};
 pub use message::snapshot_reads::{ReadId, SnapshotReadMessage};
@@ -383,6 +387,7 @@ pub struct ClusterNode {
     changing: MapChanges,
     coordinator: Coordinator,
     snapshots: Snapshots,
+    clones: Clones,
     quotas: Quotas,
 }
 
@@ -516,6 +521,7 @@ impl ClusterNode {
             changing,
             coordinator,
             snapshots,
+            clones: Clones::default(),
             quotas,
         };
         member.at(now);
@@ -612,6 +618,7 @@ impl ClusterNode {
         self.tick_orphans();
         self.tick_change();
         self.tick_snapshots();
+        self.tick_clones();
         self.tick_quotas();
         self.pump();
     }
@@ -690,6 +697,9 @@ impl ClusterNode {
             && self.waiting.is_empty()
             && self.changing.is_idle()
             && self.snapshots.is_idle()
+            && self.clones.is_idle()
+            // What a member that has left had of clones others have.
+            && (self.has_left() || !self.node.core().snapshots.has_clones())
             && self.quotas_are_idle()
             // To a member that has left the leader says nothing any more.
             && (self.has_left() || !self.node.core().snapshots.has_removed())
@@ -722,8 +732,8 @@ impl ClusterNode {
             Message::Invalidated(txns) => {
                 txns.into_iter().for_each(|txn| self.invalidated(from, txn))
             }
-            Message::Prepare { txn, locked, mutations } => {
-                self.prepare(from, txn, locked, mutations)
+            Message::Prepare { txn, locked, mutations, below } => {
+                self.prepare(from, txn, Prepared { locked, mutations, below });
             }
             Message::Voted(txn, vote) => self.voted(from, txn, vote),
             Message::Decide(txn, commit, cut) => self.decide(from, txn, commit, cut),
@@ -745,6 +755,7 @@ impl ClusterNode {
             Message::Forwarded { number, reply } => self.heard_of_forward(number, reply),
             Message::SnapshotRead(message) => self.heard_of_snapshot_read(from, message),
             Message::Snapshot(message) => self.heard_of_snapshots(from, message),
+            Message::Clone(message) => self.heard_of_clones(from, message),
             Message::Quota(message) => self.heard_of_quotas(from, message),
             Message::Tokens(_) | Message::Addresses(_) => {}
         }
@@ -841,8 +852,18 @@ impl ClusterNode {
 
     /// Commits rows beside the workers; those of table `link` with every worker's state held.
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        self.commit_to(&**self.node.engine(), kind, rows)
+    }
+
+    fn commit_to(
+        &self,
+        engine: &dyn Engine,
+        kind: BatchKind,
+        rows: Vec<Mutation>,
+    ) -> FsResult<Position> {
+        self.note_clone_rows(&rows);
         let links = self.node.core().link_news(&rows);
-        let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
+        let position = engine.commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
         self.node.core().note_links(links);
         Ok(position)
@@ -850,9 +871,16 @@ impl ClusterNode {
 
     /// As [`ClusterNode::commit`], of rows that the node keeps count of in memory. With every
     /// worker's state held.
-    fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+    /// `below`: they are no changes of the volume, so that nothing is kept for snapshots.
+    fn commit_changes(
+        &self,
+        kind: BatchKind,
+        rows: Vec<Mutation>,
+        below: bool,
+    ) -> FsResult<Position> {
         let effect = self.node.effect_of(&rows)?;
-        let position = self.commit(kind, rows)?;
+        let engine = if below { self.node.engine_below() } else { self.node.engine() };
+        let position = self.commit_to(&**engine, kind, rows)?;
         self.node.take_effect(effect);
         Ok(position)
     }

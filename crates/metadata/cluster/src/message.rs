@@ -4,6 +4,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `message/changes.rs` | changes of the placement map |
+//! | `message/clones.rs` | directories of clones that lack names |
 //! | `message/leases.rs` | leases |
 //! | `message/polls.rs` | questions to all members, and their answers |
 //! | `message/quotas.rs` | quotas |
@@ -12,6 +13,7 @@
 //! | `message/sums.rs` | sums of shares |
 
 pub(crate) mod changes;
+pub(crate) mod clones;
 pub(crate) mod leases;
 pub(crate) mod polls;
 pub(crate) mod quotas;
@@ -37,6 +39,7 @@ use kestrel_types::token::{TokenId, TokenRecord};
 
 use super::addresses::NodeAddress;
 use changes::ChangeMessage;
+use clones::CloneMessage;
 use leases::LeaseMessage;
 use polls::{PollAnswer, PollQuestion};
 use quotas::QuotaMessage;
@@ -158,6 +161,8 @@ pub enum Message {
         locked: LockedRowsId,
         /// Changes of the participant's rows.
         mutations: Vec<Mutation>,
+        /// They are no changes of the volume: nothing is kept for snapshots.
+        below: bool,
     },
     /// Answers.
     Voted(TxnId, Vote),
@@ -214,6 +219,8 @@ pub enum Message {
     SnapshotRead(SnapshotReadMessage),
     /// Snapshots.
     Snapshot(SnapshotMessage),
+    /// Directories of clones that lack names.
+    Clone(CloneMessage),
     /// Quotas.
     Quota(QuotaMessage),
     /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear

@@ -46,6 +46,8 @@ pub(super) enum Then {
     TellRemoval(u64, NodeId),
     /// The request with this ticket hears what counts towards these quotas, or all.
     TellQuotas(u64, Option<Vec<QuotaSubject>>),
+    /// The leader of snapshots looks which clones have ended.
+    Clones,
     /// This change of the quotas goes on.
     CountQuotas(SnapshotOrder),
     /// The walk for this request goes on.
@@ -162,6 +164,10 @@ impl ClusterNode {
                 // Of a node that does not yet know the quotas, too.
                 (PollAnswer::Quotas(self.node.quota_parts(of.as_deref())), self.node.last_commit())
             }
+            PollQuestion::Clones(ending) => match self.report_clones(&ending) {
+                Ok(report) => (PollAnswer::Clones(report), self.node.last_commit()),
+                Err(why) => return log::error!("clones that another node asks for: {why}"),
+            },
             PollQuestion::Parents(dirs) => match self.node.parents_of(&dirs) {
                 Ok(found) => (PollAnswer::Parents(found), 0),
                 Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
@@ -357,6 +363,7 @@ impl ClusterNode {
             Then::TellQuotas(ticket, of) => self.quotas_told(ticket, of, answers),
             Then::CountQuotas(order) => self.heard_count(order, answers),
             Then::WalkOn(ticket) => self.walked(ticket, answers),
+            Then::Clones => self.clones_reported(answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
             Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
@@ -376,6 +383,8 @@ impl ClusterNode {
                 | Then::TellFeed(..)
                 | Then::TellRemoval(..)
                 | Then::TellQuotas(..)
+                // The leader, if it still is one, begins anew.
+                | Then::Clones
                 // Its cut has failed.
                 | Then::CountQuotas(_)
                 | Then::WalkOn(_) => {}

@@ -31,7 +31,7 @@ impl ClusterNode {
     }
 
     /// Has a request under way, which the node is going to be given, or has been.
-    fn put(
+    pub(super) fn put(
         &mut self,
         (request, asker): (Request, Requester),
         claim: Option<Claim>,
@@ -51,6 +51,7 @@ impl ClusterNode {
             no_dirs: BTreeSet::new(),
             rounds: 0,
             counter: None,
+            clone_work: None,
         };
         self.works.insert(ticket, work);
         ticket
@@ -74,7 +75,10 @@ impl ClusterNode {
         if self.is_misdirected(ticket) || self.forward(ticket) {
             return;
         }
-        if self.begin_quota_request(ticket) {
+        if self.works.get(&ticket).is_some_and(|work| work.clone_work.is_some()) {
+            return self.run_clone_work(ticket);
+        }
+        if self.begin_quota_request(ticket) || self.step_clone(ticket) {
             return;
         }
         let alone = self.table.is_alone();
@@ -99,7 +103,7 @@ impl ClusterNode {
         if matches!(work.request.op, Op::SnapshotUsage { .. }) && !alone {
             return self.tell_removal(ticket);
         }
-        if matches!(work.request.op, Op::TreeUsage(_)) && !alone {
+        if matches!(work.request.op, Op::TreeUsage(_)) {
             work.stage = Stage::Polling;
             return self.walk_tree(ticket);
         }
@@ -143,6 +147,8 @@ impl ClusterNode {
             NotAloneReason::Quotas(of) => self.tell_quotas(ticket, Some(of)),
             NotAloneReason::Unleased => self.await_lease(ticket),
             NotAloneReason::Sum(dir) => self.gather(dir, ticket),
+            NotAloneReason::Names(dir) => self.await_names(ticket, dir),
+            NotAloneReason::CloneSource(_, at) => self.read_rows_at(ticket, at),
             NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
             NotAloneReason::Locked | NotAloneReason::Leased(_) | NotAloneReason::Stopped => {
                 self.park(ticket);
@@ -195,6 +201,8 @@ impl ClusterNode {
         match work.back {
             Back::Here(done) => self.finished.push((done, reply)),
             Back::Deletion(ino) => self.deleted(ino, reply),
+            Back::Names(dir) => self.names_given(dir, reply),
+            Back::ClonedFile(clone, old) => self.clone_link_ended(clone, old, reply),
             Back::Forwarded(node, number) => self.answer_forward(node, number, reply),
         }
     }
@@ -224,6 +232,7 @@ impl ClusterNode {
             | Stage::Unleased
             | Stage::Gathering
             | Stage::AwaitingQuota
+            | Stage::AwaitingNames
             | Stage::AwaitingCut => work.until <= now,
         };
         let due: Vec<u64> =
@@ -251,6 +260,7 @@ impl ClusterNode {
         self.give_up(ticket);
         self.forget_fetches(ticket);
         self.forget_waiting(ticket);
+        self.walks.remove(&ticket);
         let claims = self.node.core().reclaiming.lasts();
         let (now, mute) = (self.now, !self.cluster().may_answer());
         let is_numbered = |work: &Work| mute && work.asker.origin().is_some();

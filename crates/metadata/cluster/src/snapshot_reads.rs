@@ -20,7 +20,7 @@ mod tell;
 
 use std::collections::BTreeMap;
 
-use kestrel_meta::node::Ran;
+use kestrel_meta::node::{NOT_THERE, Ran};
 use kestrel_meta::rows::{Missing, Span, TxnRows};
 use kestrel_meta::stop::Want;
 use kestrel_types::codec::DecodeError;
@@ -66,10 +66,6 @@ impl ClusterNode {
                 let question = Box::new(PollQuestion::Locate(files.clone(), after.clone()));
                 self.poll(PollQuestion::At(snapshot, question), Then::TellLocated(ticket));
             }
-            Op::TreeUsage(_) => {
-                work.stage = Stage::Polling;
-                self.walk_tree(ticket);
-            }
             // It is refused.
             Op::Locate { .. } => {
                 let reply = node.call(Request { creds, op });
@@ -95,14 +91,52 @@ impl ClusterNode {
         }
     }
 
+    /// The same from the beginning, by the present table.
+    fn read_anew(&mut self, ticket: u64) {
+        match self.works.get(&ticket).map(|work| &work.request.op) {
+            Some(Op::At(..)) => self.read_at(ticket),
+            _ => self.run_alone(ticket),
+        }
+    }
+
     /// Runs the operation on what was told so far.
-    fn run_at(&mut self, ticket: u64) {
+    pub(super) fn run_at(&mut self, ticket: u64) {
         loop {
             let Some(work) = self.works.get_mut(&ticket) else { return };
             let Stage::ReadingAt(read) = &mut work.stage else { return };
             if read.table != self.table.placement.version {
-                return self.read_at(ticket);
+                return self.read_anew(ticket);
             }
+            if let Op::TreeUsage(dir) = read.request.op {
+                let lacks = match read.find(&Want::Id(dir)) {
+                    Ok(DirAt::Lacks(key)) => Missing { keys: vec![key], spans: Vec::new() },
+                    Ok(DirAt::Dir(..)) => {
+                        work.stage = Stage::Polling;
+                        return self.walk_tree(ticket);
+                    }
+                    Ok(DirAt::None) => return self.answer(ticket, Err(NOT_THERE.into())),
+                    Err(why) => {
+                        return self.answer(ticket, Err(damaged(&Want::Id(dir), &why).into()));
+                    }
+                };
+                if !self.ask_rows(ticket, lacks) {
+                    return;
+                }
+                continue;
+            }
+            match self.read_for_clone(ticket) {
+                Some(Ok(None)) => return,
+                Some(Ok(Some(missing))) => {
+                    if !self.ask_rows(ticket, missing) {
+                        return;
+                    }
+                    continue;
+                }
+                Some(Err(why)) => return self.fail_at(ticket, why),
+                None => {}
+            }
+            let Some(work) = self.works.get_mut(&ticket) else { return };
+            let Stage::ReadingAt(read) = &mut work.stage else { return };
             let ran = read.node.transact((&read.request, None), &read.told, &work.no_dirs, 0);
             let lacks = match ran {
                 Err(why) => return self.fail_at(ticket, why),
@@ -121,8 +155,15 @@ impl ClusterNode {
                     }
                     Err(why) => return self.answer(ticket, Err(damaged(&want, &why).into())),
                 },
+                Ok(Ran::Names(dir)) => {
+                    let quiet = read.node.quiesce();
+                    read.node.core().replica.remove(dir);
+                    drop(quiet);
+                    return self.await_names(ticket, dir);
+                }
                 Ok(
-                    Ran::Unleased
+                    Ran::CloneSource(..)
+                    | Ran::Unleased
                     | Ran::Later
                     | Ran::Stopped
                     | Ran::Cut
@@ -209,7 +250,7 @@ impl ClusterNode {
             return;
         };
         if read.table != self.table.placement.version {
-            return self.read_at(ticket);
+            return self.read_anew(ticket);
         }
         read.sent = now;
         self.send_questions(ticket);

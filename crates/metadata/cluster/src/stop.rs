@@ -98,6 +98,7 @@ impl ClusterNode {
             }
         }
         self.snapshots.clear();
+        self.clones.clear();
         self.quotas.clear();
         self.coordinator.fail(&why);
         if let Some(counted) = self.counting.take() {

@@ -3,10 +3,15 @@
 //!
 //! All members are asked about some directories at a time. As on one node, directories made or
 //! removed meanwhile may be counted or not.
+//!
+//! **Clones.** A directory that lacks names gets them before the directories in it are counted. The
+//! home says of a directory whether it lacks names, and others may have answered before it got them:
+//! so where there are clones, which directories are in those that lack none is asked once more.
 
 use std::collections::BTreeMap;
 
 use kestrel_meta::node::TreePart;
+use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
@@ -15,9 +20,17 @@ use kestrel_types::snapshot::SnapshotId;
 use super::ClusterNode;
 use super::message::polls::{PollAnswer, PollQuestion, TreePosition};
 use super::poll::{CHILDREN_MAX, Then, is_gone, out_of_reach};
+use super::work::Stage;
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
+
+/// The place before all directories that are in others.
+const BEFORE_ALL: TreePosition = (0, 0);
+
+/// No clone ends in less time after the last of its directories has got its names
+/// ([`crate::clones`]).
+const CLONE_MIN: Nanos = crate::clones::INTERVAL;
 
 /// A walk under way.
 #[derive(Default)]
@@ -31,6 +44,10 @@ pub(super) struct Walk {
     /// Entries, directories among them, bytes.
     sum: [i64; 3],
     dirs: u64,
+    /// Directories that have been counted, and lack names.
+    based: Vec<InodeId>,
+    /// When members were asked about these; `None`: they lack no names.
+    first_asked: Option<Nanos>,
 }
 
 impl Walk {
@@ -45,20 +62,28 @@ impl Walk {
 }
 
 /// What all members have told of some directories.
+#[derive(Default)]
 pub(super) struct ToldTree {
     /// Entries, directories among them, bytes.
     pub sum: [i64; 3],
     /// Directories in them.
     pub children: Vec<InodeId>,
+    /// Of these directories, those of clones that lack names.
+    pub based: Vec<InodeId>,
+    /// There are clones that are not finished.
+    pub clones: bool,
     /// There may be more after this place: up to there everybody has told all.
     pub end: Option<TreePosition>,
 }
 
 impl ToldTree {
     pub fn of(answers: BTreeMap<NodeId, PollAnswer>) -> Self {
-        let (mut told, mut found) = (Self { sum: [0; 3], children: Vec::new(), end: None }, vec![]);
+        let (mut told, mut found) = (Self::default(), vec![]);
         for answer in answers.into_values() {
-            let PollAnswer::Tree(TreePart { sum, children, more }) = answer else { continue };
+            let PollAnswer::Tree(part) = answer else { continue };
+            let TreePart { sum, children, more, based, clones } = part;
+            told.based.extend(based);
+            told.clones |= clones;
             told.sum = std::array::from_fn(|i| told.sum[i].wrapping_add(sum[i]));
             if let (true, Some(last)) = (more, children.last()) {
                 told.end = Some(told.end.map_or(*last, |end| end.min(*last)));
@@ -97,7 +122,13 @@ impl ClusterNode {
 
     /// Asks about the next directories, or answers.
     fn ask_tree(&mut self, ticket: u64) {
+        let now = self.now;
         let Some(walk) = self.walks.get_mut(&ticket) else { return };
+        if walk.todo.is_empty()
+            && let Some(dir) = walk.based.pop()
+        {
+            return self.await_names(ticket, dir);
+        }
         if walk.todo.is_empty() {
             let [children, subdirs, bytes] = walk.sum;
             let files = children.wrapping_sub(subdirs).max(0).cast_unsigned();
@@ -108,12 +139,14 @@ impl ClusterNode {
         }
         walk.asked = walk.todo.split_off(walk.todo.len().saturating_sub(DIRS_MAX));
         walk.dirs += walk.asked.len() as u64;
+        walk.first_asked = Some(now);
         let question = walk.question(None);
         self.poll(question, Then::WalkOn(ticket));
     }
 
     /// All members have told what they know of the directories, or somebody is out of reach.
     pub(super) fn walked(&mut self, ticket: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
+        let now = self.now;
         let Some(walk) = self.walks.get_mut(&ticket) else { return };
         let Some(answers) = answers else {
             self.walks.remove(&ticket);
@@ -123,7 +156,19 @@ impl ClusterNode {
             self.walks.remove(&ticket);
             return self.lacked_at(ticket);
         }
-        let ToldTree { sum, children, end } = ToldTree::of(answers);
+        let ToldTree { sum, children, based, clones, end } = ToldTree::of(answers);
+        let begun = walk.first_asked.take();
+        if begun.is_some_and(|begun| clones || now - begun >= CLONE_MIN) {
+            walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
+            walk.asked.retain(|dir| !based.contains(dir));
+            walk.based.extend(based);
+            if walk.asked.is_empty() {
+                return self.ask_tree(ticket);
+            }
+            // Their figures have been counted.
+            let question = walk.question(Some(BEFORE_ALL));
+            return self.poll(question, Then::WalkOn(ticket));
+        }
         walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
         walk.todo.extend(children);
         match end {
@@ -133,6 +178,19 @@ impl ClusterNode {
             }
             None => self.ask_tree(ticket),
         }
+    }
+
+    /// A directory that lacked names has them: the walk goes on in it.
+    pub(super) fn walk_into(&mut self, ticket: u64, dir: InodeId) {
+        let (Some(walk), Some(work)) = (self.walks.get_mut(&ticket), self.works.get_mut(&ticket))
+        else {
+            return;
+        };
+        work.stage = Stage::Polling;
+        walk.asked = vec![dir];
+        // Its own figures have been counted.
+        let question = walk.question(Some(BEFORE_ALL));
+        self.poll(question, Then::WalkOn(ticket));
     }
 
     /// What this member knows of directories.

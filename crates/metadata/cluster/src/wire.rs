@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `wire/addresses.rs` | addresses of nodes |
 //! | `wire/changes.rs` | changes of the placement map |
+//! | `wire/clones.rs` | directories of clones that lack names |
 //! | `wire/dentries.rs` | dentries |
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
@@ -33,6 +34,7 @@ use super::message::{Envelope, LockedRowsId, Message, SpanRow, Vote};
 
 mod addresses;
 mod changes;
+mod clones;
 mod dentries;
 mod leases;
 mod polls;
@@ -45,7 +47,7 @@ mod tests;
 mod tokens;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 10;
+const VERSION: u8 = 11;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -76,6 +78,7 @@ const SNAPSHOT_READ: u8 = 26;
 const FORWARD: u8 = 27;
 const FORWARDED: u8 = 28;
 const QUOTA: u8 = 29;
+const CLONE: u8 = 30;
 
 // How a transaction ended.
 const WITHOUT_CHANGES: u8 = 0;
@@ -163,9 +166,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(INVALIDATED);
             put_list(out, txns, |out, txn| put_txn_id(out, *txn));
         }
-        Message::Prepare { txn, locked, mutations } => {
+        Message::Prepare { txn, locked, mutations, below } => {
             put_txn(out, PREPARE, *txn);
             put_locked(out, *locked);
+            out.push(u8::from(*below));
             put_list(out, mutations, |out, Mutation { key, value }| {
                 put_row(out, key, value.as_deref())
             });
@@ -216,6 +220,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Quota(message) => {
             out.push(QUOTA);
             quotas::put(out, message);
+        }
+        Message::Clone(message) => {
+            out.push(CLONE);
+            clones::put(out, message);
         }
         Message::Snapshot(message) => {
             out.push(SNAPSHOT);
@@ -270,10 +278,10 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         })?),
         INVALIDATED => Message::Invalidated(list(r, TXN_MIN, txn)?),
         PREPARE => {
-            let (txn, locked) = (txn(r)?, locked(r)?);
+            let (txn, locked, below) = (txn(r)?, locked(r)?, boolean(r)?);
             let mutations =
                 list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
-            Message::Prepare { txn, locked, mutations }
+            Message::Prepare { txn, locked, mutations, below }
         }
         VOTED => Message::Voted(txn(r)?, vote(r)?),
         DECIDE => {
@@ -300,6 +308,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         SUM => Message::Sum(sums::take(r)?),
         SNAPSHOT => Message::Snapshot(snapshots::take(r)?),
         QUOTA => Message::Quota(quotas::take(r)?),
+        CLONE => Message::Clone(clones::take(r)?),
         FORWARD => {
             let (number, table) = (r.varint()?, r.varint()?);
             Message::Forward { number, table, request: Box::new(decode_request(r)?) }

@@ -2,9 +2,11 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `work/clone_work.rs` | a part of a clone that is given to it |
 //! | `work/snapshot_read.rs` | how far a request is that reads at a snapshot, or lists snapshots |
 //! | `work/transaction.rs` | how far a request is that has become a transaction |
 
+pub(super) mod clone_work;
 pub(super) mod snapshot_read;
 pub(super) mod transaction;
 
@@ -13,11 +15,13 @@ use std::collections::BTreeSet;
 use kestrel_meta::session::Claim;
 use kestrel_meta::stop::Want;
 use kestrel_types::clock::Nanos;
+use kestrel_types::clone::CloneId;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Done, Request};
 
 use super::Requester;
+use clone_work::CloneWork;
 use snapshot_read::{SnapshotListing, SnapshotRead};
 use transaction::LeaderTxn;
 
@@ -26,6 +30,10 @@ pub(super) enum Back {
     Here(Done),
     /// This member itself, which deletes this file without a name.
     Deletion(InodeId),
+    /// This member itself, which has this directory of a clone get its names.
+    Names(InodeId),
+    /// This member itself, which ends the clone's copy of this file with several names.
+    ClonedFile(CloneId, InodeId),
     /// The process of another member asks. With the number of the request there.
     Forwarded(NodeId, u64),
 }
@@ -56,6 +64,8 @@ pub(super) enum Stage {
     Polling,
     /// It waits for a larger part of a quota.
     AwaitingQuota,
+    /// It waits for the names of a directory of a clone.
+    AwaitingNames,
     /// It makes a snapshot or changes quotas, after others, or when members have all records.
     AwaitingCut,
     /// Its snapshot is being made, or its change; that has its own deadline.
@@ -83,4 +93,6 @@ pub(super) struct Work {
     pub rounds: u32,
     /// What the number of a new inode is made of: the same in every run of a transaction.
     pub counter: Option<u64>,
+    /// It is no request but gives a clone something that it lacks; the request is a CloneStep.
+    pub clone_work: Option<Box<CloneWork>>,
 }

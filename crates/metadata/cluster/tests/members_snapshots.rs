@@ -40,6 +40,7 @@ fn snapshot(cluster: &mut Cluster, dir: u64, name: &[u8]) -> SnapshotId {
         cutting: false,
         hidden: false,
         holds: Vec::new(),
+        clones: Vec::new(),
     };
     for member in cluster.members.values() {
         let node = member.node();

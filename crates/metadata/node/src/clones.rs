@@ -1,7 +1,8 @@
 //! Clones that are not finished (`docs/design/metadata.md`, "Clones").
 //!
 //! A clone is made in O(1): a directory, in its inode the clone's number, its *base*, and a row
-//! of table `clone` that says which directory at which snapshot its names come from. A directory
+//! of table `clone` that says which directory its names come from, and in the record of the
+//! snapshot that it stands on what the clone is. A directory
 //! with a base gets its names when an operation needs one of them, or when nothing else is to be
 //! done ([`crate::node`], `clones.rs`): a batch of names at a time, each with an inode number of
 //! its own and with the stored bytes of the old one; a subdirectory has the figures of the old one
@@ -26,18 +27,20 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_engine::{Engine, EngineError};
-use kestrel_types::clone::{CloneId, CloneInfo, RECORD_PREFIX};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_types::clone::{CloneInfo, RECORD_PREFIX};
+use kestrel_types::codec::DecodeError;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::stat::DirStat;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
 use crate::history::damaged;
+use crate::history::known::KnownSnapshots;
 
 /// Directories at snapshots that are kept for those that clone them.
 const SOURCES_MAX: usize = 16;
@@ -63,83 +66,57 @@ pub struct SourceDir {
 
 type Sources = VecDeque<(SnapshotId, Arc<SourceDir>)>;
 
-/// Clones that are not finished. They change with every worker's state held.
+/// What requests need of clones.
 #[derive(Default)]
-pub struct KnownClones {
-    list: RwLock<Vec<CloneInfo>>,
+pub struct CloneNeeds {
     /// Directories at snapshots that were read for a request.
     sources: Mutex<Sources>,
     /// Of a snapshot: directories of which a request lacked names.
     wanted: Mutex<FxHashSet<InodeId>>,
 }
 
-impl KnownClones {
-    /// Reads the records.
-    ///
-    /// # Errors
-    /// `Corrupt` for a damaged record; the engine's.
-    pub fn read(engine: &dyn Engine) -> Result<Self, EngineError> {
-        let (mut list, mut damage) = (Vec::new(), None);
-        let from = KeyRef::new(Table::System, 0, RECORD_PREFIX);
-        engine.scan_table(Table::System, Some(from), &mut |key, row| {
-            match CloneInfo::decode(key.suffix, row) {
-                Some(Ok(info)) => list.push(info),
-                Some(Err(why)) => {
-                    let name = String::from_utf8_lossy(key.suffix);
-                    damage = Some(damaged(&format!("record {name:?}"), &why));
-                }
-                None => return ControlFlow::Break(()),
+/// Has records of snapshots tell of clones that have records of their own: programs wrote these
+/// before snapshots of several nodes had clones.
+///
+/// # Errors
+/// `Corrupt` for a damaged record; the engine's.
+pub fn move_own_records(
+    engine: &dyn Engine,
+    snapshots: &KnownSnapshots,
+) -> Result<(), EngineError> {
+    let (mut list, mut damage) = (Vec::new(), None);
+    let from = KeyRef::new(Table::System, 0, RECORD_PREFIX);
+    engine.scan_table(Table::System, Some(from), &mut |key, row| {
+        match CloneInfo::decode_own_record(key.suffix, row) {
+            Some(Ok(info)) => list.push(info),
+            Some(Err(why)) => {
+                let name = String::from_utf8_lossy(key.suffix);
+                damage = Some(damaged(&format!("record {name:?}"), &why));
             }
-            if damage.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        match damage {
-            Some(why) => Err(why),
-            None => Ok(Self { list: RwLock::new(list), ..Self::default() }),
+            None => return ControlFlow::Break(()),
         }
+        if damage.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if let Some(why) = damage {
+        return Err(why);
     }
-
-    /// All of them, the oldest first.
-    pub fn list(&self) -> Vec<CloneInfo> {
-        self.list.read().clone()
+    for clone in list {
+        let Some(known) = snapshots.get(clone.snapshot) else {
+            let why = DecodeError("its snapshot is not there");
+            return Err(damaged(&format!("record of clone {}", clone.id), &why));
+        };
+        let info = known.info.with_clone(clone);
+        let rows = vec![
+            Mutation { key: info.key(), value: Some(info.encode()) },
+            Mutation { key: clone.own_record_key(), value: None },
+        ];
+        let position = engine.commit(BatchKind::Freeing, rows)?;
+        snapshots.put(info, position);
     }
+    Ok(())
+}
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.list.read().len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.list.read().is_empty()
-    }
-
-    /// One of them.
-    pub fn get(&self, id: CloneId) -> Option<CloneInfo> {
-        self.list.read().iter().find(|info| info.id == id).copied()
-    }
-
-    /// The one that made this directory.
-    pub fn of_dir(&self, dir: InodeId) -> Option<CloneInfo> {
-        self.list.read().iter().find(|info| info.dir == dir).copied()
-    }
-
-    /// Whether a clone needs this snapshot.
-    pub fn stands_on(&self, snapshot: SnapshotId) -> bool {
-        self.list.read().iter().any(|info| info.snapshot == snapshot)
-    }
-
-    /// A record was committed.
-    pub fn put(&self, info: CloneInfo) {
-        let mut list = self.list.write();
-        list.retain(|known| known.id != info.id);
-        list.push(info);
-    }
-
-    /// A record was deleted.
-    pub fn forget(&self, id: CloneId) {
-        self.list.write().retain(|info| info.id != id);
-    }
-
+impl CloneNeeds {
     /// A directory at a snapshot, if it has been read.
     pub fn source(&self, dir: InodeId, at: SnapshotId) -> Option<Arc<SourceDir>> {
         let sources = self.sources.lock();

@@ -5,7 +5,6 @@
 //! batch has committed.
 
 use kestrel_engine::Mutation;
-use kestrel_types::clone::CloneInfo;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::snapshot::SnapshotInfo;
 use rustc_hash::FxHashSet;
@@ -85,8 +84,6 @@ pub struct Effects {
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
     /// Records of snapshots that it writes.
     pub snapshots: Vec<SnapshotInfo>,
-    /// Records of clones that it writes.
-    pub clones: Vec<CloneInfo>,
     /// Objects that it adds references to.
     pub referred: Vec<ObjectId>,
     /// A file that the operation made without a name, and the directory.
@@ -111,7 +108,6 @@ pub struct Mark {
     sweeps: usize,
     made: usize,
     snapshots: usize,
-    clones: usize,
     usage: [i64; 3],
     charged: usize,
     feed_rows: usize,
@@ -134,7 +130,6 @@ impl Effects {
             sweeps: self.sweeps.len(),
             made: self.dirs_made.len(),
             snapshots: self.snapshots.len(),
-            clones: self.clones.len(),
             usage: self.usage,
             charged: self.charges.operations(),
             feed_rows: self.feed_rows.len(),
@@ -157,7 +152,6 @@ impl Effects {
         self.sweeps.truncate(mark.sweeps);
         self.dirs_made.truncate(mark.made);
         self.snapshots.truncate(mark.snapshots);
-        self.clones.truncate(mark.clones);
         self.usage = mark.usage;
         self.feed_rows.truncate(mark.feed_rows);
         match mark.charged {
@@ -190,7 +184,6 @@ impl Effects {
         self.dirs_changed.clear();
         self.dirs_made.clear();
         self.snapshots.clear();
-        self.clones.clear();
         self.referred.clear();
         self.unnamed = None;
         self.kept = None;

@@ -69,15 +69,16 @@ use snapshots::{Removal, SnapshotNodes};
 
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::ReplySink;
+pub use clones::{CloneJob, ClonePart, ClonesLack, DirLacks, SourceRead};
 pub use gc::objects::{Due, ReferencePart};
 pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
 pub use quotas::{
     CountedFile, CountedPage, LIMIT_TOO_LARGE, NO_DIR, NO_QUOTA, NOT_ROOT, QuotaCount,
-    QuotaDifferences, QuotaPart, TOO_MANY, compare_quotas, home_by_names,
+    QuotaDifferences, QuotaPart, TOO_MANY, UNFINISHED_CLONE, compare_quotas, home_by_names,
 };
 pub use reply_thread::Replies;
 pub use snapshot_changes::BAD_CURSOR;
-pub use snapshots::needs_all_nodes;
+pub use snapshots::{NOT_THERE, needs_all_nodes};
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 //! | `history` | the owner of the row that it is about |
 //! | `quota` | shares: as those of `dirstat`; a file's home: home slot of the file; else its node |
 //! | share 63 of a node in `objstat`: references of its history | that node, for ever |
+//! | `clone` | home slot of the directory, or of the file at the snapshot |
 //! | `reap` | the node that wrote it |
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
 //! | `txn` | its node |
@@ -31,6 +32,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use kestrel_types::clone::CloneRow;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::feed::FeedRow;
 use kestrel_types::ids::InodeId;
@@ -451,7 +453,11 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             Some(QuotaRow::Home(ino)) => placement.home_of(ino).id,
             _ => me,
         },
-        Table::System | Table::Txn | Table::Reap | Table::Clone => me,
+        Table::Clone => match CloneRow::of(suffix) {
+            Some(CloneRow::Pending(ino) | CloneRow::Link(ino)) => placement.home_of(ino).id,
+            None => me,
+        },
+        Table::System | Table::Txn | Table::Reap => me,
     }
 }
 

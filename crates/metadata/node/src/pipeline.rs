@@ -340,7 +340,7 @@ fn execute(
     scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
-        if !scratch.effects.snapshots.is_empty() || !scratch.effects.clones.is_empty() {
+        if !scratch.effects.snapshots.is_empty() {
             // What changes after a snapshot, or after the source of a clone was read, has another
             // timestamp.
             let again = StepOutcome::Move(RunsOn::Exclusive, job.route.clone());
@@ -467,11 +467,13 @@ fn commit(
                 .any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
             let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
             let links = context.core.link_news(&mutations);
+            let snapshots = &scratch.effects.snapshots;
+            let makes_clone = snapshots.iter().any(|info| !info.clones.is_empty());
             crash::point("node.commit.before");
             if !scratch.effects.snapshots.is_empty() {
                 crash::point("snapshot.record.before");
             }
-            if !scratch.effects.clones.is_empty() {
+            if makes_clone {
                 crash::point("clone.record.before");
             }
             position = context.engine.commit(kind, mutations)?;
@@ -479,7 +481,7 @@ fn commit(
             if !scratch.effects.snapshots.is_empty() {
                 crash::point("snapshot.record.committed");
             }
-            if !scratch.effects.clones.is_empty() {
+            if makes_clone {
                 crash::point("clone.record.committed");
             }
             context.core.note_links(links);
@@ -514,9 +516,6 @@ fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
     }
     for info in effects.snapshots.drain(..) {
         core.snapshots.put(info, position);
-    }
-    for info in effects.clones.drain(..) {
-        core.clones.put(info);
     }
     for (ino, first) in effects.sweeps.drain(..) {
         core.sweeps.set(ino, first);

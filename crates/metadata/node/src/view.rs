@@ -54,7 +54,7 @@ use kestrel_types::name::NAME_MAX;
 use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, place_of};
 use kestrel_types::stat::DirStat;
 
-use crate::clones::KnownClones;
+use crate::clones::CloneNeeds;
 use crate::effects::Effects;
 use crate::feeds::Feeds;
 use crate::history::known::KnownSnapshots;
@@ -104,8 +104,8 @@ pub struct Core {
     pub grace: Nanos,
     /// The volume's snapshots.
     pub snapshots: Arc<KnownSnapshots>,
-    /// The volume's clones that are not finished.
-    pub clones: KnownClones,
+    /// What requests need of clones.
+    pub clones: CloneNeeds,
     /// Quotas.
     pub quotas: Quotas,
     /// Change feeds.
@@ -191,7 +191,7 @@ impl Core {
 }
 
 /// The home of a node's worker.
-fn home_at(node: NodeId, worker: usize) -> usize {
+pub(crate) fn home_at(node: NodeId, worker: usize) -> usize {
     node as usize * WORKERS_MAX + worker
 }
 

@@ -19,6 +19,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::{Done, Reply, Request};
+use kestrel_types::snapshot::SnapshotId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::effects::Effects;
@@ -82,6 +83,10 @@ pub enum NotAloneReason {
     QuotaPart(QuotaWant),
     /// It shows these quotas, of which each node has counted a part.
     Quotas(Vec<QuotaSubject>),
+    /// This directory belongs to a clone and has not all names yet.
+    Names(InodeId),
+    /// It clones this directory as it was at a snapshot, which has not been read.
+    CloneSource(InodeId, SnapshotId),
 }
 
 /// Where a blocked caller waits.

@@ -28,6 +28,7 @@ fn info(id: SnapshotId, name: &str) -> SnapshotInfo {
         cutting: false,
         hidden: false,
         holds: Vec::new(),
+        clones: Vec::new(),
     }
 }
 

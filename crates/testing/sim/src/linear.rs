@@ -21,7 +21,7 @@ use rustc_hash::{FxHashSet, FxHasher};
 
 use crate::history::Record;
 use crate::prng::mix;
-use cuts::{Cuts, with_found_snapshots};
+use cuts::{Cuts, is_unheard_clone, with_found_snapshots, with_snapshots_of_clones};
 
 /// Files and directories of the model by number.
 type Nodes = BTreeMap<InodeId, Arc<ModelInode>>;
@@ -72,7 +72,21 @@ struct Search<'a> {
 /// changes are of one clock, so that the order is theirs, a snapshot is on record at its instant,
 /// and all hear of a removal at once.
 pub fn check(records: &[Record], one_clock: bool) -> Linearity {
-    let records = &with_found_snapshots(records)[..];
+    let records = with_found_snapshots(records);
+    if one_clock {
+        return search(&records, one_clock);
+    }
+    // A clone without an answer has its two instants only if it was made.
+    let found = search(&with_snapshots_of_clones(&records, false), one_clock);
+    match found {
+        Linearity::Violated(_) if records.iter().any(is_unheard_clone) => {
+            search(&with_snapshots_of_clones(&records, true), one_clock)
+        }
+        found => found,
+    }
+}
+
+fn search(records: &[Record], one_clock: bool) -> Linearity {
     let cuts = if one_clock { Cuts::of_one_clock(records) } else { Cuts::of_many_clocks(records) };
     let counts = |record: &Record| {
         !record.refused && (record.answered.is_some() || changes(&record.request.op))

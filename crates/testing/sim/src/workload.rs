@@ -286,7 +286,9 @@ fn snapshot_name(client: &mut Client) -> Name {
 fn clone_op(client: &mut Client) -> Op {
     let at = client.prng.pick(&client.snapshots).map(|info| info.id);
     let at = at.filter(|_| client.prng.chance(50));
-    Op::CloneDir { source: dir(client), at, place: place(client) }
+    // The whole tree cannot be cloned into itself as it is now.
+    let source = if at.is_some() && client.prng.chance(50) { ROOT } else { dir(client) };
+    Op::CloneDir { source, at, place: place(client) }
 }
 
 /// A read at a snapshot that the client has seen; now and then of what it may not do there.
@@ -344,9 +346,9 @@ fn version_op(client: &mut Client) -> Option<Op> {
         return None;
     }
     match client.prng.below(20) {
-        0 | 1 if versions.clones => Some(clone_op(client)),
-        0..=5 if versions.snapshots => Some(snapshot_op(client)),
-        6..=15 if versions.snapshots => past_op(client),
+        0..=4 if versions.clones => Some(clone_op(client)),
+        0..=6 if versions.snapshots => Some(snapshot_op(client)),
+        7..=15 if versions.snapshots => past_op(client),
         _ if versions.policies => Some(policy_op(client)),
         _ => None,
     }

@@ -317,6 +317,8 @@ impl PlacementMap {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::CloneDir { .. }
+            | Op::CloneStep(_)
             | Op::QuotaSet(..)
             | Op::QuotaRemove(_)
             | Op::QuotaList(None)

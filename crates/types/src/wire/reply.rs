@@ -172,7 +172,8 @@ fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
 
 fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
     // A client hears of no snapshot that is being made or is hidden.
-    let SnapshotInfo { id, dir, name, created, removing, cutting: _, hidden: _, holds } = snapshot;
+    let SnapshotInfo { id, dir, name, created, removing, cutting: _, hidden: _, holds, clones: _ } =
+        snapshot;
     w.varint(*id);
     w.varint(*dir);
     w.name(name);
@@ -301,6 +302,7 @@ fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {
         cutting: false,
         hidden: false,
         holds: list(r, HOLDS_MAX, 2, basic::name)?,
+        clones: Vec::new(),
     })
 }
 

@@ -514,6 +514,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 cutting: false,
                 hidden: false,
                 holds: vec![name("backup")],
+                clones: Vec::new(),
             }]),
         ),
         (

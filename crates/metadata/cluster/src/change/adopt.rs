@@ -119,6 +119,7 @@ impl ClusterNode {
         self.changing.purge = left.then(RangeDelete::default);
         self.begin_again();
         self.snapshots_by_table();
+        self.clones_by_table();
         self.quotas_by_table();
         self.forget_former();
         if let Some(charge) = charge {

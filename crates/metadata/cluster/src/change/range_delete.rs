@@ -23,7 +23,7 @@ use crate::ClusterNode;
 use crate::message::changes::ChangeMessage;
 
 /// Tables with rows that may get other owners.
-const TABLES: [Table; 13] = [
+const TABLES: [Table; 14] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -37,6 +37,7 @@ const TABLES: [Table; 13] = [
     Table::History,
     Table::Feed,
     Table::Quota,
+    Table::Clone,
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.

@@ -3,6 +3,7 @@
 use kestrel_balancer::load_report::LoadReport;
 use kestrel_meta::feeds::{FeedPart, FeedQuestion};
 use kestrel_meta::node::{CountedPage, QuotaCount, QuotaPart, ReferencePart, TreePart};
+use kestrel_types::clone::CloneId;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::key::Key;
@@ -12,6 +13,8 @@ use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::DirEntry;
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::snapshot_changes::{HistoryCursor, SnapshotUsage};
+
+use super::clones::CloneReport;
 
 /// A place in the answer to a question about directories: which of them, and the last directory in
 /// it that was told.
@@ -60,6 +63,9 @@ pub enum PollQuestion {
     Parents(Vec<InodeId>),
     /// What counts towards quotas in some rows of each of these members, after a row.
     Count(QuotaCount, Vec<(NodeId, Option<Key>)>),
+    /// What the member has of clones. Of these no directory lacks names: what is left of them is
+    /// done.
+    Clones(Vec<CloneId>),
     /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
     At(SnapshotId, Box<PollQuestion>),
 }
@@ -94,6 +100,8 @@ pub enum PollAnswer {
     Parents(Vec<(InodeId, InodeId)>),
     /// What counts towards quotas in some of its rows.
     Counted(Box<CountedPage>),
+    /// What it has of clones.
+    Clones(CloneReport),
     /// It cannot tell, and why.
     Failed(FsError),
     /// There is no such snapshot.
@@ -118,6 +126,7 @@ impl PollQuestion {
                 | (PollQuestion::Locate(..), PollAnswer::Located(..))
                 | (PollQuestion::Feed(_), PollAnswer::Feed(_) | PollAnswer::Failed(_))
                 | (PollQuestion::Quotas(_), PollAnswer::Quotas(_))
+                | (PollQuestion::Clones(_), PollAnswer::Clones(_))
                 | (PollQuestion::Parents(_), PollAnswer::Parents(_) | PollAnswer::Failed(_))
                 | (PollQuestion::Count(..), PollAnswer::Counted(_) | PollAnswer::Failed(_))
                 | (

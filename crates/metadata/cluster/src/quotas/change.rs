@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kestrel_engine::BatchKind;
-use kestrel_meta::node::{LIMIT_TOO_LARGE, NO_DIR, NO_QUOTA, NOT_ROOT, QuotaPart, TOO_MANY};
+use kestrel_meta::node::{
+    LIMIT_TOO_LARGE, NO_DIR, NO_QUOTA, NOT_ROOT, QuotaPart, TOO_MANY, UNFINISHED_CLONE,
+};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::crash;
 use kestrel_types::error::FsError;
@@ -204,6 +206,7 @@ impl ClusterNode {
         let followers = self.take_followers();
         let mut records = self.node.core().quotas.table().records();
         let (full, now) = (self.quotas.set.unspread, self.now);
+        let has_clones = self.node.core().snapshots.has_clones();
         let Some(change) = self.quota_change(order) else { return };
         change.followers = followers;
         let found = |of| records.iter().position(|record| record.of == of);
@@ -215,6 +218,9 @@ impl ClusterNode {
                 }
                 (None, _) if records.len() >= QUOTAS_MAX => {
                     return self.end_quota_change(Err(TOO_MANY.into()));
+                }
+                (None, _) if has_clones => {
+                    return self.end_quota_change(Err(UNFINISHED_CLONE.into()));
                 }
                 (None, of) => {
                     records.push(QuotaRecord { of, limits, above: None });

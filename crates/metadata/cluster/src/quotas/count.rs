@@ -271,7 +271,7 @@ impl QuotaCounting {
     }
 
     fn take_tree(&mut self, answers: BTreeMap<NodeId, PollAnswer>) {
-        let ToldTree { sum: [files, _, bytes], children, end } = ToldTree::of(answers);
+        let ToldTree { sum: [files, _, bytes], children, end, .. } = ToldTree::of(answers);
         let sum = QuotaUsage { files, bytes };
         let counted = self.counted.entry(QuotaSubject::Dir(self.asked_of)).or_default();
         *counted = counted.plus(sum);

@@ -217,7 +217,9 @@ impl ClusterNode {
             return self.fail_cut(out_of_reach());
         };
         // This member was not stopped yet when it looked.
-        if known.find(dir, &name).is_some() || known.list().len() >= SNAPSHOTS_MAX {
+        let hidden = self.makes_clone(ticket);
+        let is_taken = !hidden && known.find(dir, &name).is_some();
+        if is_taken || known.list().len() >= SNAPSHOTS_MAX {
             self.call_off();
             self.run_alone(ticket);
             return self.next_cut();
@@ -229,8 +231,9 @@ impl ClusterNode {
             created: self.node.wall_time(),
             removing: false,
             cutting: true,
-            hidden: false,
+            hidden,
             holds: Vec::new(),
+            clones: Vec::new(),
         };
         crash::point("cut.stopped");
         match self.record_cut(order, &info) {
@@ -247,8 +250,15 @@ impl ClusterNode {
     fn wanted_snapshot(&self, ticket: u64) -> Option<(InodeId, Name)> {
         match &self.works.get(&ticket)?.request.op {
             Op::SnapshotCreate { dir, name } => Some((*dir, name.clone())),
+            Op::CloneDir { source, .. } => Some((*source, Name::new(b"clone").ok()?)),
             _ => None,
         }
+    }
+
+    /// Whether a snapshot is made for a clone.
+    fn makes_clone(&self, ticket: u64) -> bool {
+        let op = self.works.get(&ticket).map(|work| &work.request.op);
+        matches!(op, Some(Op::CloneDir { .. }))
     }
 
     /// The leader's own record is durable: whatever happens, it knows of the snapshot.
@@ -277,6 +287,9 @@ impl ClusterNode {
             return;
         };
         let (ticket, info) = (*ticket, SnapshotInfo { cutting: false, ..info.clone() });
+        if self.makes_clone(ticket) || info.hidden {
+            return self.made_for_clone(ticket, info);
+        }
         let reply = Ok(Answer::Snapshots(vec![info.clone()]));
         let origin = self.works.get(&ticket).and_then(|work| work.asker.origin());
         let answer = origin.map(|origin| txn::answer_row(origin, &reply));
@@ -290,6 +303,30 @@ impl ClusterNode {
                 crash::point("cut.ended");
                 self.snapshots.cut = None;
                 self.end_cut_work(ticket, reply, position);
+            }
+            Ok(Err(why)) => self.fail_cut(why),
+            // The member has stopped.
+            Err(()) => {}
+        }
+    }
+
+    /// All members keep rows for a snapshot that nobody sees: it is cloned.
+    fn made_for_clone(&mut self, ticket: u64, info: SnapshotInfo) {
+        let (id, node) = (info.id, self.node.clone());
+        let quiet = node.quiesce();
+        let made = node.put_snapshots(&[info], &[], Vec::new());
+        drop(quiet);
+        match made.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position))) {
+            Ok(Ok(_)) => {
+                self.snapshots.cut = None;
+                if let Some(Op::CloneDir { at, .. }) =
+                    self.works.get_mut(&ticket).map(|work| &mut work.request.op)
+                {
+                    *at = Some(id);
+                }
+                self.snapshots_changed();
+                self.run_alone(ticket);
+                self.next_cut();
             }
             Ok(Err(why)) => self.fail_cut(why),
             // The member has stopped.

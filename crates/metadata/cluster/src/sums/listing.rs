@@ -184,11 +184,13 @@ impl ClusterNode {
                 self.fetch(want, ticket);
             }
             Ok(Ran::Unleased) => self.await_lease(ticket),
+            Ok(Ran::Names(dir)) => self.await_names(ticket, dir),
             Ok(
                 Ran::Lacks(_)
                 | Ran::Later
                 | Ran::Stopped
                 | Ran::Cut
+                | Ran::CloneSource(..)
                 | Ran::Feed(_)
                 | Ran::Quotas(_),
             )

@@ -151,10 +151,11 @@ impl ClusterNode {
         );
         let nodes: BTreeSet<NodeId> = participants.iter().map(|(node, _)| *node).collect();
         lead.sent = now;
+        let below = ended.below;
         lead.phase = TxnPhase::Preparing(nodes, changes.clone(), ended);
         for (node, locked) in &participants {
             let mutations = changes.remove(node).unwrap_or_default();
-            self.send(*node, Message::Prepare { txn, locked: *locked, mutations });
+            self.send(*node, Message::Prepare { txn, locked: *locked, mutations, below });
         }
         if participants.is_empty() {
             self.commit_txn(ticket);
@@ -197,6 +198,10 @@ impl ClusterNode {
     pub(crate) fn commit_txn(&mut self, ticket: u64) {
         if self.may_not_decide(ticket) {
             return;
+        }
+        if self.changes_handed_over(ticket) {
+            self.give_up(ticket);
+            return self.rest(ticket, true);
         }
         let node = self.node.clone();
         let quiet = node.quiesce();
@@ -266,7 +271,7 @@ impl ClusterNode {
                 if batch.is_empty() {
                     Ok(0)
                 } else {
-                    self.commit_changes(BatchKind::Growing, batch)
+                    self.commit_changes(BatchKind::Growing, batch, ended.below)
                 }
             })
         };
@@ -297,6 +302,16 @@ impl ClusterNode {
         // A request that sees its changes here waits for the log as well.
         self.decide(self.me, txn, false, 0);
         self.when_durable(position.max(wait), Deferred::Finish(txn));
+    }
+
+    /// Whether a transaction changes records of snapshots that the next leader of them may have had
+    /// already.
+    fn changes_handed_over(&self, ticket: u64) -> bool {
+        let Some(next) = &self.table.leaving else { return false };
+        let stage = self.works.get(&ticket).map(|work| &work.stage);
+        let Some(Stage::Leading(lead)) = stage else { return false };
+        let TxnPhase::Preparing(_, _, ended) = &lead.phase else { return false };
+        !ended.snapshots.is_empty() && self.hands_snapshots_over(next)
     }
 
     /// Whether a transaction may change what a policy has made immutable since it was run. Without

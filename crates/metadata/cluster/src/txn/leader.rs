@@ -14,6 +14,7 @@ use kestrel_types::request::Op;
 use crate::ClusterNode;
 use crate::message::{LockedRowsId, Message, SpanRow};
 use crate::work::Stage;
+use crate::work::clone_work::CloneWork;
 use crate::work::transaction::{LeaderTxn, TxnPhase};
 
 /// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path
@@ -32,6 +33,10 @@ impl ClusterNode {
             Some(Op::SnapshotList { .. }) => return self.list_snapshots(ticket),
             Some(Op::SnapshotUsage { .. }) => return self.tell_removal(ticket),
             _ => {}
+        }
+        let work = self.works.get(&ticket).and_then(|work| work.clone_work.as_ref());
+        if work.is_some_and(|work| work.then.is_none()) {
+            return self.run_clone_work(ticket);
         }
         if self.is_misdirected(ticket) {
             return;
@@ -54,8 +59,11 @@ impl ClusterNode {
             }
         }
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let mode =
-            if may_change(&work.request.op) { RowLockMode::Exclusive } else { RowLockMode::Shared };
+        let mode = if work.clone_work.is_some() || may_change(&work.request.op) {
+            RowLockMode::Exclusive
+        } else {
+            RowLockMode::Shared
+        };
         work.stage = Stage::Leading(LeaderTxn {
             txn,
             mode,
@@ -86,7 +94,13 @@ impl ClusterNode {
         let Stage::Leading(lead) = &mut work.stage else { return };
         lead.doubtful = false;
         let counter = work.counter.unwrap_or_default();
-        match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
+        let ran = match work.clone_work.as_deref().and_then(CloneWork::parts) {
+            Some((job, then)) => self.node.transact_clone(job, (then, &lead.lent), counter),
+            None => {
+                self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter)
+            }
+        };
+        match ran {
             Err(why) => {
                 if !self.has_lost_store(&why) {
                     self.give_up(ticket);
@@ -110,6 +124,14 @@ impl ClusterNode {
             Ok(Ran::Feed(place)) => {
                 self.give_up(ticket);
                 self.poll_feed(ticket, place);
+            }
+            Ok(Ran::Names(dir)) => {
+                self.give_up(ticket);
+                self.await_names(ticket, dir);
+            }
+            Ok(Ran::CloneSource(_, at)) => {
+                self.give_up(ticket);
+                self.read_rows_at(ticket, at);
             }
             Ok(Ran::Quotas(of)) => {
                 self.give_up(ticket);
@@ -251,13 +273,16 @@ impl ClusterNode {
             TxnPhase::Invalidating(nodes, ended) => {
                 forget.extend(nodes.keys().map(|node| (*node, ended.dirs.clone())));
             }
-            TxnPhase::Preparing(nodes, changes, _) => {
+            TxnPhase::Preparing(nodes, changes, ended) => {
+                let below = ended.below;
                 for node in nodes {
                     let locked =
                         lead.participants.get(node).and_then(|participant| participant.locked);
                     let mutations = changes.get(node).cloned().unwrap_or_default();
                     messages.extend(
-                        locked.map(|locked| (*node, Message::Prepare { txn, locked, mutations })),
+                        locked.map(|locked| {
+                            (*node, Message::Prepare { txn, locked, mutations, below })
+                        }),
                     );
                 }
             }
@@ -277,7 +302,12 @@ impl ClusterNode {
 fn makes(op: &Op) -> bool {
     matches!(
         op,
-        Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. }
+        Op::MkNod { .. }
+            | Op::MkDir(..)
+            | Op::Symlink(..)
+            | Op::Create { .. }
+            | Op::TmpFile { .. }
+            | Op::CloneDir { .. }
     )
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct LockedRows {
     heard: Nanos,
     asked: Nanos,
     /// What is agreed to be changed, and where the log says so.
-    prepared: Option<(Vec<Mutation>, Position)>,
+    prepared: Option<(Prepared, Position)>,
 }
 
 /// Rows as they are lent.
@@ -48,12 +48,13 @@ impl ClusterNode {
     /// Takes up what an earlier start had agreed to and decided.
     pub(crate) fn restore(&mut self, records: Records) {
         let quiet = self.node.quiesce();
-        for (txn, Prepared { locked, mutations }) in records.prepared {
+        for (txn, prepared) in records.prepared {
+            let (id, mutations) = (prepared.locked, &prepared.mutations);
             let keys: Vec<Key> = mutations.iter().map(|mutation| mutation.key.clone()).collect();
             let taken = self.cluster().locks.take(txn, &keys, &[], RowLockMode::Exclusive);
             debug_assert!(taken, "two transactions have agreed on one row");
             let (heard, asked) = (self.now, self.now - RESEND);
-            let locked = LockedRows { id: locked, heard, asked, prepared: Some((mutations, 0)) };
+            let locked = LockedRows { id, heard, asked, prepared: Some((prepared, 0)) };
             self.locked_rows.insert(txn, locked);
         }
         drop(quiet);
@@ -155,13 +156,8 @@ impl ClusterNode {
         self.locked_rows.get(&txn).is_some_and(|locked| locked.id == id)
     }
 
-    pub(crate) fn prepare(
-        &mut self,
-        from: NodeId,
-        txn: TxnId,
-        id: LockedRowsId,
-        mutations: Vec<Mutation>,
-    ) {
+    pub(crate) fn prepare(&mut self, from: NodeId, txn: TxnId, prepared: Prepared) {
+        let id = prepared.locked;
         let vote = Message::Voted(txn, Vote::Yes);
         let Some(locked) = self.locked_rows.get_mut(&txn).filter(|locked| locked.id == id) else {
             return self.send(from, Message::Voted(txn, Vote::No));
@@ -170,7 +166,7 @@ impl ClusterNode {
         if let Some((_, position)) = locked.prepared {
             return self.when_durable(position, Deferred::Send(from, vote));
         }
-        if mutations.is_empty() {
+        if prepared.mutations.is_empty() {
             self.give_back(txn);
             return self.send(from, vote);
         }
@@ -183,12 +179,12 @@ impl ClusterNode {
             self.give_back(txn);
             return self.send(from, Message::Voted(txn, Vote::Failed(why)));
         }
-        let prepared = Prepared { locked: id, mutations };
+        self.note_clone_rows(&prepared.mutations);
         let row = Mutation { key: prepared_key(txn), value: Some(encode_prepared(&prepared)) };
         match self.commit(BatchKind::Growing, vec![row]) {
             Ok(position) => {
                 if let Some(locked) = self.locked_rows.get_mut(&txn) {
-                    locked.prepared = Some((prepared.mutations, position));
+                    locked.prepared = Some((prepared, position));
                 }
                 self.when_durable(position, Deferred::Send(from, vote));
             }
@@ -202,7 +198,10 @@ impl ClusterNode {
 
     /// Changes that were agreed to, of transactions that have not ended here.
     pub(crate) fn prepared_changes(&self) -> impl Iterator<Item = &Mutation> {
-        self.locked_rows.values().filter_map(|locked| locked.prepared.as_ref()).flat_map(|it| &it.0)
+        self.locked_rows
+            .values()
+            .filter_map(|locked| locked.prepared.as_ref())
+            .flat_map(|it| &it.0.mutations)
     }
 
     /// The leader says how it ended. `cut`: the newest snapshot that it keeps rows for. What was
@@ -221,10 +220,11 @@ impl ClusterNode {
             }
             return;
         };
-        let mut changes = Vec::new();
-        if let Some((mutations, _)) = &locked.prepared {
+        let (mut changes, mut below) = (Vec::new(), false);
+        if let Some((prepared, _)) = &locked.prepared {
             if commit {
-                changes.clone_from(mutations);
+                changes.clone_from(&prepared.mutations);
+                below = prepared.below;
             }
             changes.push(without(prepared_key(txn)));
         }
@@ -234,7 +234,7 @@ impl ClusterNode {
         let quiet = self.node.quiesce();
         let committed = self
             .unwatch_replaced(&changes)
-            .and_then(|()| self.commit_changes(BatchKind::Freeing, changes));
+            .and_then(|()| self.commit_changes(BatchKind::Freeing, changes, below));
         drop(quiet);
         match committed {
             Ok(position) => {

@@ -17,6 +17,9 @@ use crate::message::LockedRowsId;
 /// Version of both rows.
 const VERSION: u8 = 1;
 
+/// Version of a row of changes that are no changes of the volume, and otherwise the same.
+const VERSION_BELOW: u8 = 2;
+
 /// Longest value of a row that a transaction changes, bytes: that of an extended attribute with its
 /// version, and chunks.
 const VALUE_BYTES_MAX: usize = 16 << 20;
@@ -28,6 +31,8 @@ pub struct Prepared {
     pub locked: LockedRowsId,
     /// The changes.
     pub mutations: Vec<Mutation>,
+    /// They are no changes of the volume: nothing is kept for snapshots.
+    pub below: bool,
 }
 
 pub fn prepared_key(txn: TxnId) -> Key {
@@ -40,7 +45,7 @@ pub fn decision_key(txn: TxnId) -> Key {
 
 /// The row of what was agreed to.
 pub fn encode_prepared(prepared: &Prepared) -> Box<[u8]> {
-    let mut out = vec![VERSION];
+    let mut out = vec![if prepared.below { VERSION_BELOW } else { VERSION }];
     out.extend_from_slice(&prepared.locked.epoch.to_be_bytes());
     out.extend_from_slice(&prepared.locked.number.to_be_bytes());
     put_varint(&mut out, prepared.mutations.len() as u64);
@@ -59,9 +64,11 @@ pub fn encode_prepared(prepared: &Prepared) -> Box<[u8]> {
 /// Reads what [`encode_prepared`] wrote.
 pub fn decode_prepared(bytes: &[u8]) -> Result<Prepared, DecodeError> {
     let mut reader = Reader::new(bytes);
-    if reader.u8()? != VERSION {
-        return Err(DecodeError("prepared changes of an unknown format version"));
-    }
+    let below = match reader.u8()? {
+        VERSION => false,
+        VERSION_BELOW => true,
+        _ => return Err(DecodeError("prepared changes of an unknown format version")),
+    };
     let locked = LockedRowsId { epoch: reader.u64()?, number: reader.u64()? };
     let mut mutations = Vec::new();
     for _ in 0..reader.varint()? {
@@ -75,7 +82,7 @@ pub fn decode_prepared(bytes: &[u8]) -> Result<Prepared, DecodeError> {
         mutations.push(Mutation { key, value });
     }
     reader.end()?;
-    Ok(Prepared { locked, mutations })
+    Ok(Prepared { locked, mutations, below })
 }
 
 /// The row of a decision: the participants that must make their changes.
@@ -150,7 +157,11 @@ mod tests {
             Mutation { key: Key::new(Table::Entry, 7, b"a"), value: Some(b"row"[..].into()) },
             Mutation { key: Key::new(Table::DirId, 8, b""), value: None },
         ];
-        let prepared = Prepared { locked: LockedRowsId { epoch: 3, number: 9 }, mutations };
+        let locked = LockedRowsId { epoch: 3, number: 9 };
+        let prepared = Prepared { locked, mutations, below: true };
+        let bytes = encode_prepared(&prepared);
+        assert_eq!(decode_prepared(&bytes), Ok(prepared.clone()));
+        let prepared = Prepared { below: false, ..prepared };
         let bytes = encode_prepared(&prepared);
         assert_eq!(decode_prepared(&bytes), Ok(prepared));
         for len in 0..bytes.len() {

@@ -12,7 +12,7 @@ use kestrel_types::request::{DirEntry, Outcome};
 use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor, SnapshotUsage};
 use kestrel_types::wire::{decode_reply, encode_reply};
 
-use super::{boolean, failure, list, put_ids, put_list, put_numbered, quotas};
+use super::{boolean, clones, failure, list, put_ids, put_list, put_numbered, quotas};
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -31,6 +31,7 @@ const FAILED: u8 = 12;
 const QUOTAS: u8 = 13;
 const PARENTS: u8 = 14;
 const COUNT: u8 = 15;
+const CLONES: u8 = 16;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
 const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
@@ -72,6 +73,7 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             out.push(u8::from(of.is_some()));
             of.iter().for_each(|of| put_list(out, of, quotas::put_subject));
         }
+        PollQuestion::Clones(ending) => put_about(out, CLONES, ending),
         PollQuestion::Parents(dirs) => put_about(out, PARENTS, dirs),
         PollQuestion::Count(count, at) => {
             out.push(COUNT);
@@ -105,6 +107,7 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
         } else {
             None
         }),
+        CLONES => PollQuestion::Clones(ids(r)?),
         PARENTS => PollQuestion::Parents(ids(r)?),
         COUNT => {
             let (count, at) = quotas::count(r)?;
@@ -143,10 +146,12 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
             put_figures(out, figures);
         }
         PollAnswer::Held(files) => put_about(out, HELD, files),
-        PollAnswer::Tree(TreePart { sum, children, more }) => {
+        PollAnswer::Tree(TreePart { sum, children, more, based, clones }) => {
             out.push(TREE);
             put_figures(out, sum);
             put_list(out, children, put_place);
+            put_ids(out, based);
+            out.push(u8::from(*clones));
             out.push(u8::from(*more));
         }
         PollAnswer::Weighed(weights) => {
@@ -175,6 +180,10 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
         PollAnswer::Quotas(parts) => {
             out.push(QUOTAS);
             quotas::put_parts(out, parts);
+        }
+        PollAnswer::Clones(report) => {
+            out.push(CLONES);
+            clones::put_report(out, report);
         }
         PollAnswer::Parents(found) => {
             out.push(PARENTS);
@@ -218,8 +227,9 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
         USAGE => PollAnswer::Usage(figures(r)?),
         HELD => PollAnswer::Held(ids(r)?),
         TREE => {
-            let (sum, children) = (figures(r)?, list(r, 2, place)?);
-            PollAnswer::Tree(TreePart { sum, children, more: boolean(r)? })
+            let (sum, children, based) = (figures(r)?, list(r, 2, place)?, ids(r)?);
+            let (clones, more) = (boolean(r)?, boolean(r)?);
+            PollAnswer::Tree(TreePart { sum, children, more, based, clones })
         }
         WEIGH => PollAnswer::Weighed(list(r, 1, weight)?),
         CONFIRM => PollAnswer::Confirmed(ids(r)?),
@@ -238,6 +248,7 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
             PollAnswer::Feed(Box::new(FeedPart { began, trimmed, complete, events, more }))
         }
         QUOTAS => PollAnswer::Quotas(quotas::parts(r)?),
+        CLONES => PollAnswer::Clones(clones::report(r)?),
         PARENTS => PollAnswer::Parents(list(r, 2, |r| Ok((r.varint()?, r.varint()?)))?),
         COUNT => PollAnswer::Counted(Box::new(quotas::page(r)?)),
         FAILED => PollAnswer::Failed(failure(decode_reply(r)?)?),

@@ -8,6 +8,7 @@ use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::stop::Want;
 use kestrel_types::acl::{AccessAcl, Acl, Acls, Named};
+use kestrel_types::clone::CloneInfo;
 use kestrel_types::compression::Compression;
 use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedTarget};
 use kestrel_types::ids::InodeId;
@@ -29,6 +30,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::addresses::NodeAddress;
 use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
+use crate::message::clones::{CloneMessage, CloneReport};
 use crate::message::leases::{HoldId, LeaseMessage};
 use crate::message::polls::{PollAnswer, PollQuestion, Weight};
 use crate::message::snapshot_reads::{ReadId, SnapshotReadMessage};
@@ -177,8 +179,9 @@ fn about_rows() -> BoxedStrategy<Message> {
         (any_txn(), any::<u32>(), any_locked(), vec(any_row(), 0..4), spans).prop_map(
             |(txn, round, locked, rows, spans)| Message::Lent { txn, round, locked, rows, spans }
         ),
-        (any_txn(), any_locked(), vec(mutation, 0..4))
-            .prop_map(|(txn, locked, mutations)| Message::Prepare { txn, locked, mutations }),
+        (any_txn(), any_locked(), vec(mutation, 0..4), any::<bool>()).prop_map(
+            |(txn, locked, mutations, below)| Message::Prepare { txn, locked, mutations, below }
+        ),
     ]
     .boxed()
 }
@@ -247,6 +250,7 @@ fn any_question() -> BoxedStrategy<PollQuestion> {
         (number(), question_about_names())
             .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
         quotas::any_question(),
+        ids().prop_map(PollQuestion::Clones),
         (number(), any::<u32>(), any_cursor())
             .prop_map(|(snapshot, node, after)| PollQuestion::Removal(snapshot, node, after)),
         any_feed_question().prop_map(|asked| PollQuestion::Feed(Box::new(asked))),
@@ -273,8 +277,14 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
     prop_oneof![
         any::<[i64; 3]>().prop_map(PollAnswer::Usage),
         ids().prop_map(PollAnswer::Held),
-        (any::<[i64; 3]>(), places, any::<bool>())
-            .prop_map(|(sum, children, more)| PollAnswer::Tree(TreePart { sum, children, more })),
+        (any::<[i64; 3]>(), places, any::<[bool; 2]>(), ids()).prop_map(
+            |(sum, children, [more, clones], based)| {
+                PollAnswer::Tree(TreePart { sum, children, more, based, clones })
+            }
+        ),
+        (number(), number(), ids(), ids()).prop_map(|(epoch, changes, pending, links)| {
+            PollAnswer::Clones(CloneReport { epoch, changes, pending, links })
+        }),
         vec(weight, 0..5).prop_map(PollAnswer::Weighed),
         ids().prop_map(PollAnswer::Confirmed),
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
@@ -314,6 +324,7 @@ fn any_message() -> BoxedStrategy<Message> {
         )),
         any_snapshot_message().prop_map(Message::Snapshot),
         quotas::any_message().prop_map(Message::Quota),
+        any_clone_message().prop_map(Message::Clone),
         any_snapshot_read().prop_map(Message::SnapshotRead),
         (number(), number(), number()).prop_map(|(number, table, dir)| {
             let op = Op::Parent(dir);
@@ -341,6 +352,19 @@ fn any_message() -> BoxedStrategy<Message> {
     .boxed()
 }
 
+fn any_clone_message() -> BoxedStrategy<CloneMessage> {
+    prop_oneof![
+        (number(), number()).prop_map(|(dir, table)| CloneMessage::Want { dir, table }),
+        (number(), number(), any::<bool>()).prop_map(|(dir, names, done)| CloneMessage::Given {
+            dir,
+            names,
+            done
+        }),
+        (number(), any_error()).prop_map(|(dir, why)| CloneMessage::Failed { dir, why }),
+    ]
+    .boxed()
+}
+
 fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
     let order = || (number(), number()).prop_map(|(table, number)| SnapshotOrder { table, number });
     let info = || {
@@ -354,6 +378,15 @@ fn any_snapshot_message() -> BoxedStrategy<SnapshotMessage> {
                 cutting,
                 hidden: false,
                 holds,
+                clones: vec![CloneInfo {
+                    id: 1,
+                    stamp: 9,
+                    dir,
+                    source: id,
+                    snapshot: id,
+                    created,
+                    uid: 7,
+                }],
             })
     };
     prop_oneof![
@@ -589,10 +622,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
-    assert_eq!(encoded(&envelope), [10, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [11, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [10, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [11, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());
@@ -609,7 +642,7 @@ fn oversized_envelopes_and_counts() {
         value: Some(vec![0; 1 << 20].into()),
     };
     let locked = LockedRowsId { epoch: 1, number: 1 };
-    let message = Message::Prepare { txn, locked, mutations: vec![row; 4] };
+    let message = Message::Prepare { txn, locked, mutations: vec![row; 4], below: false };
     let mut out = vec![1, 2, 3];
     assert!(Envelope { from: 1, stamp: 5, message }.encode(&mut out).is_err());
     assert_eq!(out, [1, 2, 3]);

@@ -220,7 +220,7 @@ impl Cluster {
         self.wait_for(&slot)
     }
 
-    fn wait_for(&mut self, slot: &Mutex<Option<Reply>>) -> Reply {
+    pub fn wait_for(&mut self, slot: &Mutex<Option<Reply>>) -> Reply {
         for _ in 0..10_000 {
             self.carry(|_, _| false);
             if let Some(reply) = slot.lock().take() {

@@ -8,8 +8,9 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, QuotaAsk, QuotaMessage, ReadId,
-    SnapshotMessage, SnapshotOrder, SnapshotReadMessage, SumMessage, TokensMessage, Vote, Weight,
+    CloneMessage, CloneReport, Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, QuotaAsk,
+    QuotaMessage, ReadId, SnapshotMessage, SnapshotOrder, SnapshotReadMessage, SumMessage,
+    TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
@@ -20,6 +21,7 @@ use kestrel_meta::node::{
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::stop::Want;
 use kestrel_types::acl::{AccessAcl, Acls, Named};
+use kestrel_types::clone::CloneInfo;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::feed::{FeedEvent, FeedEventKind, FeedPosition, FeedTarget};
@@ -49,6 +51,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         leases(),
         sums(),
         snapshots(),
+        clones(),
         quotas(),
         counts(),
         asked_of_others(),
@@ -200,8 +203,52 @@ fn rows() -> Vec<(&'static str, Message)> {
                     Mutation { key: key(b"new"), value: value(b"row") },
                     Mutation { key: key(b"old"), value: None },
                 ],
+                below: false,
             },
         ),
+        (
+            "prepare-below",
+            Message::Prepare {
+                txn: TXN,
+                locked: LOCKED,
+                mutations: vec![Mutation { key: key(b"new"), value: value(b"row") }],
+                below: true,
+            },
+        ),
+    ]
+}
+
+fn clones() -> Vec<(&'static str, Message)> {
+    let (dir, names) = (5 << 24, 300);
+    let clone = |info: SnapshotInfo| CloneInfo {
+        id: dir,
+        stamp: info.id + 300,
+        dir,
+        source: info.dir,
+        snapshot: info.id,
+        created: -9,
+        uid: 1000,
+    };
+    let info = snapshot_info();
+    let info = SnapshotInfo { hidden: true, ..info.with_clone(clone(info.clone())) };
+    let order = SnapshotOrder { table: 5, number: 300 };
+    let keep = SnapshotMessage::Keep { order, records: vec![info], dropped: vec![] };
+    let report =
+        CloneReport { epoch: 3, changes: 300, pending: vec![1 << 60], links: vec![1 << 59] };
+    vec![
+        ("clone-want", Message::Clone(CloneMessage::Want { dir, table: 5 })),
+        ("clone-given", Message::Clone(CloneMessage::Given { dir, names, done: false })),
+        ("clone-given-all", Message::Clone(CloneMessage::Given { dir, names, done: true })),
+        (
+            "clone-failed",
+            Message::Clone(CloneMessage::Failed { dir, why: FsError::new(28, "full") }),
+        ),
+        ("clone-record", Message::Snapshot(keep)),
+        (
+            "poll-clones",
+            Message::Poll { number: 300, table: 5, question: PollQuestion::Clones(vec![1 << 60]) },
+        ),
+        ("polled-clones", Message::Polled { number: 300, answer: PollAnswer::Clones(report) }),
     ]
 }
 
@@ -269,6 +316,8 @@ fn polls() -> Vec<(&'static str, Message)> {
         sum: [1000, -3, 1 << 40],
         children: vec![(0, 5 << 24), (1, 6 << 24)],
         more: true,
+        based: vec![5 << 24],
+        clones: true,
     };
     vec![
         ("poll-usage", poll(PollQuestion::Usage)),
@@ -395,19 +444,24 @@ fn changes() -> Vec<(&'static str, Message)> {
     .into()
 }
 
-fn snapshots() -> Vec<(&'static str, Message)> {
-    let order = SnapshotOrder { table: 6, number: (7 << 32) + 300 };
-    let name = |text: &[u8]| Name::new(text).unwrap();
-    let info = SnapshotInfo {
+fn snapshot_info() -> SnapshotInfo {
+    SnapshotInfo {
         id: 1 << 60,
         dir: 5 << 24,
-        name: name(b"monday"),
+        name: Name::new(b"monday").unwrap(),
         created: 1_700_000_000_000_000_000,
         removing: false,
         cutting: true,
         hidden: false,
         holds: vec![],
-    };
+        clones: vec![],
+    }
+}
+
+fn snapshots() -> Vec<(&'static str, Message)> {
+    let order = SnapshotOrder { table: 6, number: (7 << 32) + 300 };
+    let name = |text: &[u8]| Name::new(text).unwrap();
+    let info = snapshot_info();
     let held = SnapshotInfo { cutting: false, holds: vec![name(b"tag")], ..info.clone() };
     let removed = SnapshotInfo { removing: true, id: 1 << 59, ..held.clone() };
     let why = FsError::because(11, "the placement map is being changed");

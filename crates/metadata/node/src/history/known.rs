@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use kestrel_engine::{Engine, EngineError};
+use kestrel_types::clone::{CloneId, CloneInfo};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::Name;
@@ -35,6 +36,12 @@ pub struct KnownSnapshots {
     list: RwLock<List>,
     /// How many are being removed.
     removed: AtomicUsize,
+    /// Clones that are not finished, the oldest first.
+    clones: RwLock<Arc<Vec<CloneInfo>>>,
+    /// How many these are.
+    clones_len: AtomicUsize,
+    /// Whether there are some that no user sees.
+    hidden: AtomicBool,
     /// Number of the share that counts what history refers to.
     pub share: u16,
     /// Held, alone, by a commit that writes history, and shared by a reader of rows and their
@@ -72,6 +79,9 @@ impl KnownSnapshots {
                     changed_at: AtomicU64::new(0),
                     list: RwLock::default(),
                     removed: AtomicUsize::new(0),
+                    clones: RwLock::default(),
+                    clones_len: AtomicUsize::new(0),
+                    hidden: AtomicBool::new(false),
                     share,
                     gate: RwLock::default(),
                 };
@@ -86,6 +96,13 @@ impl KnownSnapshots {
         let newest = newest.map_or(0, |known| known.info.id);
         let removed = list.iter().filter(|known| known.info.removing).count();
         self.removed.store(removed, Ordering::Relaxed);
+        let is_hidden = |known: &Arc<Known>| known.info.hidden && !known.info.removing;
+        self.hidden.store(list.iter().any(is_hidden), Ordering::Relaxed);
+        let clones = list.iter().flat_map(|known| known.info.clones.iter().copied());
+        let mut clones: Vec<CloneInfo> = clones.collect();
+        clones.sort_unstable_by_key(|clone| clone.id);
+        self.clones_len.store(clones.len(), Ordering::Relaxed);
+        *self.clones.write() = Arc::new(clones);
         let mut now = self.list.write();
         *now = Arc::new(list);
         self.newest.store(newest, Ordering::Release);
@@ -121,6 +138,28 @@ impl KnownSnapshots {
     #[inline]
     pub fn has_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Clones that are not finished, the oldest first.
+    pub fn clones(&self) -> Arc<Vec<CloneInfo>> {
+        self.clones.read().clone()
+    }
+
+    /// Whether there are clones that are not finished.
+    #[inline]
+    pub fn has_clones(&self) -> bool {
+        self.clones_len.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether there are snapshots that no user sees.
+    pub fn has_hidden(&self) -> bool {
+        self.hidden.load(Ordering::Relaxed)
+    }
+
+    /// A clone that is not finished.
+    pub fn clone_of(&self, id: CloneId) -> Option<CloneInfo> {
+        let clones = self.clones.read();
+        clones.binary_search_by_key(&id, |clone| clone.id).ok().map(|index| clones[index])
     }
 
     /// Whether one is being made by several nodes.

@@ -77,13 +77,24 @@ impl Node {
                 return hand_back(request, sink, NotAloneReason::Away);
             }
             // One node leads them, as `kestrel_cluster` does.
-            Op::QuotaSet(..) | Op::QuotaRemove(_) | Op::QuotaList(None) | Op::QuotaCheck { .. }
-                if table.is_some() =>
+            Op::QuotaSet(..)
+            | Op::QuotaRemove(_)
+            | Op::QuotaList(None)
+            | Op::QuotaCheck { .. }
+            | Op::CloneStep(_)
+            | Op::TreeUsage(_)
+                if table.is_some() && !self.core.is_snapshot =>
             {
                 return hand_back(request, sink, NotAloneReason::Away);
             }
             _ => self.answer(&request, &mut wait),
         };
+        if table.is_some()
+            && reply == Err(Outcome::Failed(WITHOUT_NAMES))
+            && let Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } = request.op
+        {
+            return hand_back(request, sink, NotAloneReason::Names(dir));
+        }
         if let (
             Some(table),
             Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::TreeUsage(_),
@@ -270,8 +281,10 @@ impl Node {
             perm::check(creds, &dentry.guard, check).map_err(Stop::without_rows)?;
         }
         if dentry.policy.base.is_some() {
-            if self.core.is_snapshot {
+            if self.core.is_snapshot && self.core.cluster.is_none() {
                 self.core.clones.want(dir);
+            }
+            if self.core.is_snapshot || self.core.cluster.is_some() {
                 return Err(WITHOUT_NAMES.into());
             }
             self.give_all_names(dir)?;

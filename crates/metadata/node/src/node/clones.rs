@@ -4,6 +4,8 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `clones/names.rs` | the rows of the next names of a directory |
+//! | `clones/rows.rs` | where these come from: rows of this node, or told by others |
+//! | `clones/spread.rs` | the same where several nodes share the volume |
 //! | `clones/ending.rs` | what follows when all directories of a clone have their names |
 //! | `clones/figures.rs` | the figures of a tree in which directories lack names |
 //!
@@ -14,6 +16,10 @@
 mod ending;
 mod figures;
 mod names;
+mod rows;
+mod spread;
+
+pub use spread::{CloneJob, ClonePart, ClonesLack, DirLacks, SourceRead};
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::clone::{CloneInfo, CloneRow, PendingDir};
@@ -21,23 +27,21 @@ use kestrel_types::crash;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::request::{Answer, Creds, Reply};
 use kestrel_types::snapshot::SnapshotId;
-use kestrel_types::stat::DirStat;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use super::Node;
-use super::dir_place::dir_place;
-use crate::clones::SourceDir;
+use super::snapshots::NOT_THERE;
 use crate::history::at::SnapshotEngine;
-use crate::ops::clone_dir::SEVERAL_NODES;
 use crate::perm;
 use crate::stop::engine_error;
-use names::Part;
+use names::{BYTES_MAX, Limits, NAMES_MAX, Next, Part};
+use rows::{EngineRows, dir_record, source_dir};
 
 /// A step that a client asks for ends with so many parts, or names.
 const STEP_PARTS: usize = 64;
@@ -68,30 +72,6 @@ fn get(engine: &dyn Engine, key: KeyRef<'_>) -> FsResult<Option<Box<[u8]>>> {
     Ok(value)
 }
 
-/// A directory's record, and its key; `None` if there is no such directory.
-fn dir_record(engine: &dyn Engine, dir: InodeId) -> FsResult<Option<(Key, Inode)>> {
-    let Some((parent, name)) = dir_place(engine, dir)? else { return Ok(None) };
-    let key = Key::new(Table::Entry, parent, &name);
-    let Some(row) = get(engine, key.borrow())? else { return Ok(None) };
-    match Entry::decode(&row).map_err(|why| damaged(format!("entry of {dir}: {why}")))? {
-        Entry::Inode(inode) if inode.ino == dir && inode.kind == Kind::Dir => {
-            Ok(Some((key, inode)))
-        }
-        _ => Ok(None),
-    }
-}
-
-/// A directory as a clone needs it, at a snapshot; `None` if it was not there.
-fn source_dir(then: &dyn Engine, dir: InodeId) -> FsResult<Option<SourceDir>> {
-    let Some((_, inode)) = dir_record(then, dir)? else { return Ok(None) };
-    let stat = match get(then, KeyRef::new(Table::DirStat, dir, &[0, 0]))? {
-        Some(row) => DirStat::decode(&row).map_err(|why| damaged(format!("dirstat: {why}")))?,
-        None => DirStat::default(),
-    };
-    let xattrs = if inode.xattrs { names::rows_of(then, Table::Xattr, dir)? } else { Vec::new() };
-    Ok(Some(SourceDir { inode, stat, xattrs }))
-}
-
 impl Node {
     /// The rows as they were at a snapshot.
     fn rows_at(&self, snapshot: SnapshotId) -> SnapshotEngine {
@@ -99,19 +79,26 @@ impl Node {
     }
 
     /// Reads a directory at a snapshot for a request that clones it.
-    pub(super) fn read_clone_source(&self, dir: InodeId, at: SnapshotId) -> FsResult<()> {
-        let source = source_dir(&self.rows_at(at), dir)?;
-        let missing = FsError::new(libc::ENOENT, "the directory was not there at the snapshot");
-        self.core.clones.keep_source(at, source.ok_or(missing)?);
+    pub(super) fn read_source_of(&self, dir: InodeId, at: SnapshotId) -> FsResult<()> {
+        let then = self.rows_at(at);
+        let mut then = self.rows_of(&then);
+        let (_, inode) = dir_record(&mut then, dir)?.ok_or(NOT_THERE)?;
+        self.core.clones.keep_source(at, source_dir(&mut then, inode, None)?);
         Ok(())
+    }
+
+    fn rows_of<'a>(&self, engine: &'a dyn Engine) -> EngineRows<'a> {
+        EngineRows { engine, scan_rows: self.core.scan_rows }
     }
 
     /// A directory if it lacks names.
     fn based(&self, dir: InodeId) -> FsResult<Option<Based>> {
-        let Some((entry, inode)) = dir_record(&*self.engine, dir)? else { return Ok(None) };
+        let Some((entry, inode)) = dir_record(&mut self.rows_of(&*self.engine), dir)? else {
+            return Ok(None);
+        };
         let policy = inode.policy().map_err(|why| damaged(format!("policy of {dir}: {why}")))?;
         let Some(id) = policy.base else { return Ok(None) };
-        let clone = self.core.clones.get(id.get());
+        let clone = self.core.snapshots.clone_of(id.get());
         let clone = clone.ok_or_else(|| damaged(format!("no clone {id} for directory {dir}")))?;
         let row = get(&*self.engine, PendingDir::key(clone.id, dir).borrow())?;
         let row = row.ok_or_else(|| damaged(format!("no source for directory {dir}")))?;
@@ -137,7 +124,7 @@ impl Node {
             };
             let then = self.rows_at(based.clone.snapshot);
             let source = based.pending.source;
-            let Some((_, record)) = dir_record(&then, source)? else {
+            let Some((_, record)) = dir_record(&mut self.rows_of(&then), source)? else {
                 return Err(damaged(format!("no source {source} for directory {at}")));
             };
             let policy = record.policy().map_err(|why| damaged(format!("{source}: {why}")))?;
@@ -152,7 +139,14 @@ impl Node {
 
     fn give_names_from(&self, based: &Based, then: &SnapshotEngine) -> FsResult<u64> {
         let mut given = 0;
-        if let Some(Part { rows, usage, names, is_last, .. }) = Part::of(self, based, then)? {
+        let Based { dir, clone, pending, .. } = based;
+        let next = Next { clone, dir: *dir, pending };
+        let take = &mut |count| self.inodes.take(&*self.engine, count).map_err(engine_error);
+        let scan_rows = self.core.scan_rows;
+        let limits = Limits { names: NAMES_MAX, bytes: BYTES_MAX, scan_rows };
+        let (mut then, mut now) = (self.rows_of(then), self.rows_of(&*self.engine));
+        let part = Part::of(&next, &mut then, &mut now, (None, take), limits)?;
+        if let Some(Part { rows, usage, names, is_last, .. }) = part {
             crash::point("clone.names.before");
             self.commit_below(rows)?;
             crash::point("clone.names.committed");
@@ -245,22 +239,23 @@ impl Node {
 
     /// Does a part of what clones lack, if there are any that are not finished; false if not. For
     /// something that calls it now and then, until it is false. Other requests are served between
-    /// two calls.
+    /// two calls. Of several nodes `kestrel_cluster` does that.
     ///
     /// # Errors
     /// The engine's. Nothing is lost: the next call tries again.
     pub fn tidy_clones(&self) -> FsResult<bool> {
-        let Some(clone) = self.core.clones.list().into_iter().next() else { return Ok(false) };
+        if self.core.cluster.is_some() {
+            return Ok(false);
+        }
+        let Some(clone) = self.core.snapshots.clones().first().copied() else { return Ok(false) };
         self.clone_part(&clone)?;
         Ok(true)
     }
 
     /// Executes CloneStep: a part of the clone that made a directory.
     pub(super) fn clone_step(&self, creds: &Creds, dir: InodeId) -> Reply {
-        if self.core.cluster.is_some() {
-            return Err(SEVERAL_NODES.into());
-        }
-        let Some(clone) = self.core.clones.of_dir(dir) else {
+        let clones = self.core.snapshots.clones();
+        let Some(clone) = clones.iter().find(|clone| clone.dir == dir).copied() else {
             return Ok(Answer::CloneProgress { names: 0, done: true });
         };
         if !perm::owns(creds, clone.uid) {

@@ -62,6 +62,17 @@ struct BatchOutcome {
     pending: u128,
 }
 
+/// The node cannot serve it alone.
+fn hand_back(job: QueuedRequest, why: NotAloneReason, after: &mut BatchOutcome) {
+    match job.sink {
+        ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
+        sink => {
+            let handed_back = HandedBack { request: job.request, origin: job.origin, why };
+            after.handed_back.push((sink, handed_back));
+        }
+    }
+}
+
 impl Node {
     /// Runs a request of this thread on a worker, or waits until somebody has.
     pub(super) fn call_on(&self, mut worker: usize, mut job: QueuedRequest) -> Reply {
@@ -292,14 +303,7 @@ impl Node {
             let Some((_, verdict)) = moves.next_if(|(of, _)| *of == number) else { continue };
             match verdict {
                 StepOutcome::Reply(_) => debug_assert!(false, "it has been given"),
-                StepOutcome::Elsewhere(why) => match job.sink {
-                    ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
-                    sink => {
-                        let handed_back =
-                            HandedBack { request: job.request, origin: job.origin, why };
-                        after.handed_back.push((sink, handed_back));
-                    }
-                },
+                StepOutcome::Elsewhere(why) => hand_back(job, why, after),
                 StepOutcome::Move(to, route) => {
                     job.hops += 1;
                     job.route = route;
@@ -309,25 +313,24 @@ impl Node {
                     };
                     self.send_on(to, job, after);
                 }
+                StepOutcome::Based(dir) if self.shares_volume() => {
+                    hand_back(job, NotAloneReason::Names(dir), after);
+                }
+                StepOutcome::CloneSource(dir, at) if self.shares_volume() => {
+                    hand_back(job, NotAloneReason::CloneSource(dir, at), after);
+                }
                 StepOutcome::Based(dir) => {
                     let done = self.names_for_job(worker, dir);
                     self.again_after(done, counters, end, job, after);
                 }
                 StepOutcome::CloneSource(dir, at) => {
-                    let done = self.read_clone_source(dir, at);
+                    let done = self.read_source_of(dir, at);
                     self.again_after(done, counters, end, job, after);
                 }
                 // The node's member has them deleted, and may find rows lent.
-                StepOutcome::Sweep(..) if self.shares_volume() => match job.sink {
-                    ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
-                    sink => {
-                        let why = NotAloneReason::Later;
-                        after.handed_back.push((
-                            sink,
-                            HandedBack { request: job.request, origin: job.origin, why },
-                        ));
-                    }
-                },
+                StepOutcome::Sweep(..) if self.shares_volume() => {
+                    hand_back(job, NotAloneReason::Later, after);
+                }
                 StepOutcome::Sweep(ino, first) => {
                     let stalled = match job.unswept {
                         Some((before, at, stalled)) if (before, at) == (ino, first) => stalled + 1,

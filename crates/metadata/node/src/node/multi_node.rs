@@ -14,7 +14,7 @@ use kestrel_types::inode::Inode;
 use kestrel_types::key::{Table, number_of};
 use kestrel_types::quota::QuotaSubject;
 use kestrel_types::request::{Op, Reply, Request};
-use kestrel_types::snapshot::SnapshotInfo;
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use kestrel_types::stat::DirStat;
 
 use super::dispatch::AllWorkers;
@@ -57,6 +57,10 @@ pub enum Ran {
     Feed(FeedPlace),
     /// It shows these quotas, of which all nodes have counted a part.
     Quotas(Vec<QuotaSubject>),
+    /// This directory belongs to a clone and has not all names yet.
+    Names(InodeId),
+    /// It clones this directory as it was at a snapshot, which has not been read.
+    CloneSource(InodeId, SnapshotId),
     /// It has ended.
     Ended(Box<Ended>),
 }
@@ -70,6 +74,10 @@ pub struct TreePart {
     pub children: Vec<(u32, InodeId)>,
     /// There are more.
     pub more: bool,
+    /// Those of the directories that lack names and have this node as their home.
+    pub based: Vec<InodeId>,
+    /// There are clones that are not finished.
+    pub clones: bool,
 }
 
 /// What a node keeps in memory of rows that came to it, or went.
@@ -113,11 +121,14 @@ pub struct Ended {
     pub feed_events: Vec<Mutation>,
     /// What it charges to quotas, at the leader, by the quotas that there were when it ran.
     pub charges: QuotaCharges,
+    /// What it changes is no change of the volume: all snapshots since a clone was made have it
+    /// ([`crate::clones`]).
+    pub below: bool,
 }
 
 impl Ended {
     /// Of an operation that changes nothing.
-    fn nothing() -> Self {
+    pub(super) fn nothing() -> Self {
         Self {
             reply: Ok(kestrel_types::request::Answer::Done),
             mutations: Vec::new(),
@@ -128,6 +139,7 @@ impl Ended {
             snapshots: Vec::new(),
             feed_events: Vec::new(),
             charges: QuotaCharges::default(),
+            below: false,
         }
     }
 }
@@ -201,6 +213,11 @@ impl Node {
         self.core.cluster.as_ref().map(|cluster| cluster.table()).filter(|table| table.strangers)
     }
 
+    /// The engine below the layer that keeps history.
+    pub fn engine_below(&self) -> &Arc<dyn Engine> {
+        &self.below
+    }
+
     /// Whether it is one of several.
     pub(super) fn shares_volume(&self) -> bool {
         self.core.cluster.is_some()
@@ -272,9 +289,13 @@ impl Node {
         let table = self.strangers_table();
         let strange =
             |kind, suffix: &[u8]| table.as_ref().is_some_and(|table| !table.owns(kind, 0, suffix));
-        let mut sum = DirStat::default();
+        let (mut sum, mut based) = (DirStat::default(), Vec::new());
+        let clones = self.has_clones()?;
         if after.is_none() {
             for dir in dirs {
+                if clones && self.lacks_names(*dir)? {
+                    based.push(*dir);
+                }
                 usage::add_shares(
                     &*self.engine,
                     *dir,
@@ -303,7 +324,7 @@ impl Node {
                 break;
             }
         }
-        Ok(TreePart { sum: [sum.children, sum.subdirs, sum.bytes], children, more })
+        Ok(TreePart { sum: [sum.children, sum.subdirs, sum.bytes], children, more, based, clones })
     }
 
     /// What a transaction's changes of rows do to what is kept in memory. With every worker's state
@@ -476,6 +497,8 @@ impl Node {
                 Err(Stop::Stopped) => break Ran::Stopped,
                 Err(Stop::Cut) => break Ran::Cut,
                 Err(Stop::Quotas(of)) => break Ran::Quotas(of),
+                Err(Stop::Based(dir)) => break Ran::Names(dir),
+                Err(Stop::CloneSource(dir, at)) => break Ran::CloneSource(dir, at),
                 Err(stop) => Err(stop.without_rows()),
             };
             let mut ended = Ended { reply, wait, charges, ..Ended::nothing() };
@@ -541,6 +564,7 @@ fn run(
         _ => return ops::execute(view, request).map(Listing::Answer),
     };
     let dir = view.dir(*dir)?;
+    view.need_dir_names(&dir)?;
     match plus {
         true => readdir::check_plus(&request.creds, &dir)?,
         false => readdir::check(&request.creds, &dir, check)?,

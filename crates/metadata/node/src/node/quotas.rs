@@ -44,6 +44,10 @@ pub const LIMIT_TOO_LARGE: FsError = FsError::new(libc::EINVAL, "a limit is at m
 /// What one quota too many gets.
 pub const TOO_MANY: FsError = FsError::new(libc::ENOSPC, "a volume has at most 4096 quotas");
 
+/// A quota counts all that is there, and clones that are not finished have names that are not.
+pub const UNFINISHED_CLONE: FsError =
+    FsError::new(libc::EBUSY, "a clone is not finished yet: finish it with kestrel clone --eager");
+
 /// The directory of a quota is none.
 pub const NO_DIR: FsError =
     FsError::new(libc::ENOENT, "no such directory: a quota is of a directory");
@@ -287,9 +291,8 @@ impl Node {
             if new.len() >= QUOTAS_MAX {
                 return Err(TOO_MANY.into());
             }
-            if !self.core.clones.is_empty() {
-                let why = "a clone is not finished yet: finish it with kestrel clone --eager";
-                return Err(FsError::new(libc::EBUSY, why).into());
+            if self.core.snapshots.has_clones() {
+                return Err(UNFINISHED_CLONE.into());
             }
             self.check_quota_dir(of)?;
             let removed = self.without_removed(&mut new)?;

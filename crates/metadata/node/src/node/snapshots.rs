@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::reply_thread::{Replies, ReplyThread};
 use super::{Durability, Node};
-use crate::clones::{KnownClones, WITHOUT_NAMES};
+use crate::clones::{CloneNeeds, WITHOUT_NAMES};
 use crate::feeds::Feeds;
 use crate::history::at::{GONE, SnapshotEngine};
 use crate::history::known::Known;
@@ -172,6 +172,10 @@ fn reads(op: &Op) -> bool {
     }
 }
 
+/// A snapshot does not have the directory.
+pub const NOT_THERE: FsError =
+    FsError::new(libc::ENOENT, "the directory was not there at the snapshot");
+
 impl Node {
     /// Executes an operation on the volume as it was at a snapshot. The volume's figures are those
     /// of now: they are about its space. `None` if it needs rows of other nodes, or the table has
@@ -208,7 +212,10 @@ impl Node {
         match request.op {
             Op::Usage => return self.answer(&request, &mut 0),
             Op::TreeUsage(dir) => {
-                node.place_of(dir, &mut 0)?;
+                // The row of its place alone may be that of a newer clone's directory.
+                if node.dentry_of(dir, &mut 0)?.is_none() {
+                    return Err(NOT_THERE.into());
+                }
                 return Ok(Answer::Usage(self.tree_usage(Some(snapshot), dir)?));
             }
             _ => {}
@@ -297,7 +304,7 @@ impl Node {
             scan_rows: self.core.scan_rows,
             grace: self.core.grace,
             snapshots,
-            clones: KnownClones::default(),
+            clones: CloneNeeds::default(),
             quotas: Quotas::default(),
             feeds: Feeds::new(workers, false),
             is_snapshot: true,

@@ -23,7 +23,7 @@ use super::quotas::read_quotas;
 use super::reply_thread::ReplyThread;
 use super::snapshots::SnapshotNodes;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
-use crate::clones::KnownClones;
+use crate::clones::{self, CloneNeeds};
 use crate::history::HistoryLayer;
 use crate::history::known::KnownSnapshots;
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key, with_history};
@@ -200,7 +200,7 @@ impl Node {
         }
         let share = cluster.as_ref().map_or(HISTORY_SHARE, |cluster| history_share_of(cluster.me));
         let snapshots = KnownSnapshots::read(&*engine, share).map_err(engine_error)?;
-        let clones = KnownClones::read(&*engine).map_err(engine_error)?;
+        clones::move_own_records(&*engine, &snapshots).map_err(engine_error)?;
         let quotas =
             read_quotas(&*engine, config.workers, cluster.as_ref().map(Owners::table).as_deref())?;
         let feeds = read_feeds(&*engine, config.workers)?;
@@ -287,7 +287,7 @@ impl Node {
             scan_rows: config.scan_rows.max(1),
             grace: config.grace,
             snapshots,
-            clones,
+            clones: CloneNeeds::default(),
             quotas,
             feeds,
             is_snapshot: false,

@@ -1,7 +1,7 @@
 //! CloneDir: makes a directory with the tree of another one, in O(1) ([`crate::clones`]).
 //!
-//! Order of errors: the volume of a cluster `EOPNOTSUPP`; the walk to the clone's place; a name
-//! that is taken `EEXIST`; an immutable tree there `EPERM`; no permission there `EACCES`; no such
+//! Order of errors: the walk to the clone's place; a name that is
+//! taken `EEXIST`; an immutable tree there `EPERM`; no permission there `EACCES`; no such
 //! snapshot `ESTALE`; no such source `ENOENT`, what is no directory `ENOTDIR`; another user's
 //! source `EPERM`; the present of a directory below itself `EINVAL`; too many `ENOSPC`.
 //!
@@ -16,30 +16,23 @@ use std::num::NonZeroU64;
 
 use kestrel_types::clone::{CLONES_MAX, CloneInfo, PendingDir};
 use kestrel_types::entry::Entry;
-use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::policy::{Policy, PolicyRecord};
 use kestrel_types::request::{Answer, Creds};
-use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use kestrel_types::snapshot::{SNAPSHOTS_MAX, SnapshotId, SnapshotInfo};
 use kestrel_types::stat::DirStat;
 
 use super::make;
-use super::snapshot::NewSnapshot;
+use super::snapshot::{self, NewSnapshot, TOO_MANY};
 use crate::clones::SourceDir;
 use crate::history::at::GONE;
 use crate::perm::{self, Dentry};
 use crate::rows::Value;
 use crate::stop::{Run, Stop, fail};
-use crate::view::{Spot, View, encode_dir_id, guard_of};
-
-/// The volume of a cluster has no clones.
-pub const SEVERAL_NODES: FsError = FsError::new(
-    libc::EOPNOTSUPP,
-    "the volume of a cluster has no clones: `cp -a --reflink` shares the stored bytes",
-);
+use crate::view::{Spot, View, encode_dir_id, guard_of, home_at};
 
 /// Runs CloneDir.
 pub fn run(
@@ -49,10 +42,7 @@ pub fn run(
     at: Option<SnapshotId>,
     place: &PathRef,
 ) -> Run<Answer> {
-    if view.core.cluster.is_some() {
-        return Err(Stop::Fail(SEVERAL_NODES));
-    }
-    view.need_exclusive()?;
+    snapshot::begin(view)?;
     let spot = view.spot(creds, place, true)?;
     make::check(view, creds, &spot)?;
     view.check_clone_quotas(spot.dir.ino)?;
@@ -69,18 +59,34 @@ pub fn run(
             "a directory cannot be cloned into itself: name another place, or a snapshot",
         ));
     }
-    if view.core.clones.len() >= CLONES_MAX {
+    if view.core.snapshots.clones().len() >= CLONES_MAX {
         return Err(fail(libc::ENOSPC, "1024 clones are not finished yet: wait for some"));
     }
-    let made = match at {
-        Some(_) => None,
-        None => Some(NewSnapshot::prepare(view, snapshot_of(view, source)?)?),
+    let known = match at {
+        Some(at) => at_snapshot(view, at)?,
+        None if view.core.cluster.is_some() => {
+            if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
+                return Err(Stop::Fail(TOO_MANY));
+            }
+            // All nodes make the snapshot at one instant, and it is cloned then.
+            return Err(Stop::Cut);
+        }
+        None => snapshot_of(view, source)?,
     };
+    let ino = view.new_ino(spot.dir.ino, place.name.as_bytes())?;
+    let clone = CloneInfo {
+        id: ino,
+        stamp: view.stamp,
+        dir: ino,
+        source,
+        snapshot: known.id,
+        created: view.now,
+        uid: creds.uid,
+    };
+    let snapshot = NewSnapshot::prepare(view, known.with_clone(clone))?;
     view.begin()?;
-    if let Some(made) = made {
-        made.apply(view);
-    }
-    write(view, creds, (&spot, place.name.as_bytes()), at, found)
+    snapshot.apply(view);
+    write(view, (&spot, place.name.as_bytes()), &clone, found)
 }
 
 /// The snapshot that a clone of the present stands on.
@@ -88,15 +94,28 @@ fn snapshot_of(view: &View<'_>, dir: InodeId) -> Run<SnapshotInfo> {
     let name = Name::new(b"clone").map_err(Stop::Fail)?;
     let (id, created) = (view.stamp, view.now);
     let (removing, cutting, hidden) = (false, false, true);
-    Ok(SnapshotInfo { id, dir, name, created, removing, cutting, hidden, holds: Vec::new() })
+    let (holds, clones) = (Vec::new(), Vec::new());
+    Ok(SnapshotInfo { id, dir, name, created, removing, cutting, hidden, holds, clones })
+}
+
+/// A snapshot that may be cloned. Of several nodes the hidden one, too, that was made for this: no
+/// clone needs it yet.
+fn at_snapshot(view: &View<'_>, at: SnapshotId) -> Run<SnapshotInfo> {
+    let known = view.core.snapshots.get(at);
+    let known = known.filter(|known| {
+        let made_for_this = || {
+            let info = &known.info;
+            view.core.cluster.is_some() && info.hidden && !info.cutting && info.clones.is_empty()
+        };
+        known.info.is_shown() || made_for_this()
+    });
+    known.map(|known| known.info.clone()).ok_or(fail(libc::ESTALE, GONE))
 }
 
 /// The directory that is cloned.
 fn find(view: &mut View<'_>, dir: InodeId, at: Option<SnapshotId>) -> Run<SourceDir> {
     let Some(at) = at else { return present(view, dir) };
-    if !view.core.snapshots.get(at).is_some_and(|known| known.info.is_shown()) {
-        return Err(fail(libc::ESTALE, GONE));
-    }
+    at_snapshot(view, at)?;
     match view.core.clones.source(dir, at) {
         Some(source) => Ok((*source).clone()),
         None => Err(Stop::CloneSource(dir, at)),
@@ -138,38 +157,29 @@ pub fn based(
     let own = Policy { feed: said.own.feed.filter(|kept| kept.hours() == 0), ..said.own };
     let policy = PolicyRecord { own, base: NonZeroU64::new(clone.id), ..PolicyRecord::default() };
     let mut new = Inode { ino, ctime: clone.created, ..inode.clone() };
-    (new.change, new.data_change) = (clone.id, clone.id);
+    (new.change, new.data_change) = (clone.stamp, clone.stamp);
     new.set_policy(policy);
-    Ok((new, policy, DirStat { change: clone.id, ..*stat }))
+    Ok((new, policy, DirStat { change: clone.stamp, ..*stat }))
 }
 
 fn write(
     view: &mut View<'_>,
-    creds: &Creds,
     (spot, name): (&Spot, &[u8]),
-    at: Option<SnapshotId>,
+    clone: &CloneInfo,
     source: SourceDir,
 ) -> Run<Answer> {
-    let (parent, ino) = (spot.dir.ino, view.new_ino(spot.dir.ino, name)?);
-    let clone = CloneInfo {
-        id: view.stamp,
-        dir: ino,
-        source: source.inode.ino,
-        snapshot: at.unwrap_or(view.stamp),
-        created: view.now,
-        uid: creds.uid,
-    };
-    let (inode, policy, stat) = based(&source, ino, &clone)?;
+    let (parent, ino) = (spot.dir.ino, clone.dir);
+    let (inode, policy, stat) = based(&source, ino, clone)?;
     view.change_dir(spot.share, 1, 1, 0, true)?;
     view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
-    let share = view.share_cell(ino, 0);
+    let home = view.table.map_or(0, |table| home_at(table.home_of(ino), 0));
+    let share = view.share_cell(ino, home);
     view.put(share, Value::DirStat(stat));
     let pending = PendingDir { source: source.inode.ino, after: None, file: None };
     let mut rows: Vec<(Key, Box<[u8]>)> = vec![
         (Key::new(Table::DirId, ino, b""), encode_dir_id(parent, name)),
         (Key::new(Table::Subdir, parent, &ino.to_be_bytes()), Box::default()),
         (PendingDir::key(clone.id, ino), pending.encode()),
-        (clone.key(), clone.encode()),
     ];
     let xattrs = source.xattrs.into_iter();
     rows.extend(xattrs.map(|(name, value)| (Key::new(Table::Xattr, ino, &name), value)));
@@ -177,7 +187,6 @@ fn write(
         let cell = view.rows.cell(key.table, key.id, &key.suffix);
         view.put(cell, Value::Bytes(value));
     }
-    view.effects.clones.push(clone);
     view.effects.usage[0] += stat.children - stat.subdirs;
     view.effects.usage[1] += stat.subdirs;
     view.effects.count_bytes(stat.bytes);

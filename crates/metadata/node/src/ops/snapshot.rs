@@ -27,6 +27,10 @@ use crate::rows::{CellId, Value};
 use crate::stop::{Run, Stop, fail};
 use crate::view::{Core, View};
 
+/// The volume has as many snapshots as it may have.
+pub const TOO_MANY: FsError =
+    FsError::new(libc::ENOSPC, "a volume has at most 65536 snapshots: remove some");
+
 /// Runs SnapshotCreate.
 pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> Run<Answer> {
     begin(view)?;
@@ -34,7 +38,7 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
     check_owner(view, creds, dir)?;
     check_free(view.core, dir, name)?;
     if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
-        return Err(fail(libc::ENOSPC, "a volume has at most 65536 snapshots: remove some"));
+        return Err(Stop::Fail(TOO_MANY));
     }
     if view.core.cluster.is_some() {
         return Err(Stop::Cut);
@@ -48,6 +52,7 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
         cutting: false,
         hidden: false,
         holds: Vec::new(),
+        clones: Vec::new(),
     };
     let new = NewSnapshot::prepare(view, info.clone())?;
     view.begin()?;
@@ -55,7 +60,7 @@ pub fn create(view: &mut View<'_>, creds: &Creds, dir: InodeId, name: &Name) -> 
     Ok(Answer::Snapshots(vec![info]))
 }
 
-/// A snapshot that is made.
+/// A snapshot that is made, or gets a clone.
 pub struct NewSnapshot {
     info: SnapshotInfo,
     record: CellId,
@@ -66,8 +71,10 @@ pub struct NewSnapshot {
 impl NewSnapshot {
     /// Reads what is needed.
     pub fn prepare(view: &mut View<'_>, info: SnapshotInfo) -> Run<Self> {
-        if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
-            return Err(fail(libc::ENOSPC, "a volume has at most 65536 snapshots: remove some"));
+        let list = view.core.snapshots.list();
+        let is_new = list.binary_search_by_key(&info.id, |known| known.info.id).is_err();
+        if is_new && list.len() >= SNAPSHOTS_MAX {
+            return Err(Stop::Fail(TOO_MANY));
         }
         let shares = system_key("shares");
         let shares = view.rows.cell(shares.table, shares.id, shares.suffix);
@@ -115,7 +122,7 @@ pub fn remove(view: &mut View<'_>, creds: &Creds, of: (InodeId, &Name)) -> Run<A
             format!("the snapshot is held by {tag:?}: release it first"),
         )));
     }
-    match view.core.clones.stands_on(info.id) {
+    match !info.clones.is_empty() {
         // It goes when they are finished.
         true => info.hidden = true,
         false => info.removing = true,
@@ -149,7 +156,7 @@ pub fn hold(
 
 /// What all changes of snapshots begin with. One of them a batch: each sees what those before it
 /// have done, and has a timestamp of its own. A refusal, too, tells what snapshots there are.
-fn begin(view: &mut View<'_>) -> Run<()> {
+pub(super) fn begin(view: &mut View<'_>) -> Run<()> {
     view.need_exclusive()?;
     view.wait = view.wait.max(view.core.snapshots.changed_at());
     // The next leader of snapshots knows what this one had on record when it was frozen.

@@ -28,6 +28,11 @@ fn has_names(dir: &Dentry) -> Run<()> {
 }
 
 impl View<'_> {
+    /// Stops unless a directory has all its names.
+    pub fn need_dir_names(&self, dir: &Dentry) -> Run<()> {
+        has_names(dir)
+    }
+
     /// Something was found in the replica: stops unless that counts.
     #[inline]
     pub(super) fn leased(&self) -> Run<()> {

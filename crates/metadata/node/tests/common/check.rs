@@ -7,14 +7,14 @@ use kestrel_engine::Engine;
 use kestrel_meta::ids::decode_counter;
 use kestrel_meta::txn::{TxnKey, WINDOW, decode_answer, decode_session};
 use kestrel_meta::view::decode_dir_id;
-use kestrel_types::clone::{CloneInfo, CloneRow, ClonedLink, PendingDir};
+use kestrel_types::clone::{CloneRow, ClonedLink, PendingDir};
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
 use kestrel_types::key::{KeyRef, Table};
-use kestrel_types::snapshot::{decode_history, decode_history_key, references};
+use kestrel_types::snapshot::{SnapshotInfo, decode_history, decode_history_key, references};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 /// What was found.
@@ -67,8 +67,9 @@ struct Clones {
 fn clones(engine: &dyn Engine, system: &Rows) -> Clones {
     let infos: BTreeSet<u64> = system
         .iter()
-        .filter_map(|((_, suffix), row)| CloneInfo::decode(suffix, row))
-        .map(|info| info.unwrap().id)
+        .filter_map(|((_, suffix), row)| SnapshotInfo::decode(suffix, row))
+        .flat_map(|info| info.unwrap().clones)
+        .map(|clone| clone.id)
         .collect();
     let mut clones = Clones::default();
     for ((clone, suffix), row) in table(engine, Table::Clone) {

@@ -386,7 +386,8 @@ mod tests {
     fn info(dir: InodeId, name: &[u8], removing: bool) -> SnapshotInfo {
         let name = Name::new(name).unwrap();
         let [cutting, hidden] = [false; 2];
-        SnapshotInfo { id: 9, dir, name, created: 0, removing, cutting, hidden, holds: Vec::new() }
+        let (holds, clones) = (Vec::new(), Vec::new());
+        SnapshotInfo { id: 9, dir, name, created: 0, removing, cutting, hidden, holds, clones }
     }
 
     /// Snapshots are found by the names that a listing shows, and not while they are removed.

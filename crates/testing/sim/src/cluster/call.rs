@@ -86,8 +86,9 @@ impl ClusterRun {
         self.clients_begun += 1;
         let prng = self.prng.split();
         let mut client = Client::new(self.clients_begun, prng, self.queue.now, None);
-        // Of several nodes there are no clones.
-        client.versions = Versions { clones: false, ..Versions::of_seed(self.plan.seed) };
+        client.versions = Versions::of_seed(self.plan.seed);
+        // Where quotas come and go there is hardly a moment for clones.
+        client.versions.clones &= !self.has_quotas();
         let deadline = self.prng.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
         let placement = self.some_map();

@@ -5,10 +5,14 @@
 //! its own, and it shortens the search: a snapshot that is put at a wrong place would be found out
 //! only where it is read.
 
-use kestrel_types::request::{Answer, Op, Outcome, Reply};
+use kestrel_types::name::Name;
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 
 use crate::history::Record;
+
+/// Snapshots of which clones of the present are made have numbers from here on here.
+const OF_CLONES: SnapshotId = 1 << 63;
 
 /// Calls by the side of a snapshot that they are on.
 #[derive(Debug, Default)]
@@ -17,7 +21,8 @@ pub(super) struct Cuts {
     made_before: Vec<Vec<usize>>,
     /// Of each call that made a snapshot: the changes before it.
     changed_before: Vec<Vec<usize>>,
-    /// Of each call about records of snapshots: those that were being made at the same time.
+    /// Of each call about records of snapshots: those that were being made at the same time, and
+    /// those that nobody sees.
     in_making: Vec<Vec<SnapshotId>>,
 }
 
@@ -69,7 +74,9 @@ impl Cuts {
                 | Op::SnapshotRename { .. }
                 | Op::SnapshotRemove { .. }
                 | Op::SnapshotHold { .. } => {
-                    made.iter().filter(at_a_time).map(|(_, _, id)| *id).collect()
+                    let unseen = made.iter().filter(|(.., id)| *id >= OF_CLONES);
+                    let in_making = made.iter().filter(at_a_time).chain(unseen);
+                    in_making.map(|(_, _, id)| *id).collect()
                 }
                 _ => Vec::new(),
             }
@@ -126,6 +133,53 @@ impl Cuts {
     }
 }
 
+/// Whether nobody knows if a clone of the present was made.
+pub(super) fn is_unheard_clone(record: &Record) -> bool {
+    let clones = matches!(record.request.op, Op::CloneDir { at: None, .. });
+    clones && record.answered.is_none() && !record.refused
+}
+
+/// The records, with each clone of the present as what it is on several nodes: a snapshot that
+/// nobody sees, at one instant, and a clone of that, at a later one.
+/// `unheard`: also those without an answer.
+pub(super) fn with_snapshots_of_clones(records: &[Record], unheard: bool) -> Vec<Record> {
+    let mut all = Vec::with_capacity(records.len());
+    for (number, mut record) in (0..).zip(records.iter().cloned()) {
+        let answered = match record.answered {
+            Some((answered, Ok(_))) => Some(answered),
+            None if unheard && is_unheard_clone(&record) => Some(u64::MAX),
+            _ => None,
+        };
+        if let Op::CloneDir { source: dir, at: None, .. } = record.request.op
+            && let Some(answered) = answered
+        {
+            let id = OF_CLONES + number;
+            let name = Name::new(format!("\u{1}{number}").as_bytes()).expect("a valid name");
+            let mut snapshot = record.clone();
+            let op = Op::SnapshotCreate { dir, name: name.clone() };
+            snapshot.request = Request { creds: Creds::root(), op };
+            let info = SnapshotInfo {
+                id,
+                dir,
+                name,
+                created: 0,
+                removing: false,
+                cutting: false,
+                hidden: false,
+                holds: Vec::new(),
+                clones: Vec::new(),
+            };
+            snapshot.answered = Some((answered, Ok(Answer::Snapshots(vec![info]))));
+            all.push(snapshot);
+            if let Op::CloneDir { at, .. } = &mut record.request.op {
+                *at = Some(id);
+            }
+        }
+        all.push(record);
+    }
+    all
+}
+
 /// The records, with an answer for each creation of a snapshot that got none and must have
 /// happened: a listing shows the snapshot, and only this call can have made it.
 pub(super) fn with_found_snapshots(records: &[Record]) -> Vec<Record> {
@@ -165,8 +219,6 @@ pub(super) fn with_found_snapshots(records: &[Record]) -> Vec<Record> {
 #[cfg(test)]
 mod tests {
     use kestrel_types::ids::ROOT;
-    use kestrel_types::name::Name;
-    use kestrel_types::request::{Creds, Request};
 
     use crate::history::History;
     use crate::linear::{Linearity, check};
@@ -193,6 +245,7 @@ mod tests {
             cutting: false,
             hidden: false,
             holds: Vec::new(),
+            clones: Vec::new(),
         };
         let mut history = History::default();
         call(&mut history, Op::SnapshotCreate { dir: ROOT, name: name() }, None);

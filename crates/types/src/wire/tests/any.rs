@@ -365,6 +365,7 @@ fn snapshot() -> BoxedStrategy<SnapshotInfo> {
             cutting: false,
             hidden: false,
             holds,
+            clones: Vec::new(),
         })
         .boxed()
 }

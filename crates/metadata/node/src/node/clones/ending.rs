@@ -14,7 +14,6 @@ use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, KeyRef, Table};
-use kestrel_types::snapshot::SnapshotInfo;
 
 use super::super::Node;
 use super::{damaged, get};
@@ -23,6 +22,15 @@ use crate::stop::engine_error;
 
 /// Most files with several names that one batch deals with.
 const LINKS_MAX: usize = 512;
+
+/// A file's record without so many of its names.
+pub(super) fn without(ino: InodeId, row: &[u8], outside: u32, stamp: u64) -> FsResult<Inode> {
+    let mut inode = Inode::decode(&mut Reader::new(row))
+        .map_err(|why| damaged(format!("file {ino}: {why}")))?;
+    inode.nlink = inode.nlink.saturating_sub(outside);
+    inode.change = stamp;
+    Ok(inode)
+}
 
 impl Node {
     /// Does a part of what ends a clone; `None` if it has ended. Files that have no name then, and
@@ -85,37 +93,20 @@ impl Node {
 
     /// A file of a clone without so many of its names; `None` if it is gone.
     fn without_names(&self, ino: InodeId, outside: u32, stamp: u64) -> FsResult<Option<Inode>> {
-        let Some(row) = get(&*self.engine, KeyRef::new(Table::Link, ino, b""))? else {
-            return Ok(None);
-        };
-        let mut inode = Inode::decode(&mut Reader::new(&row))
-            .map_err(|why| damaged(format!("file {ino}: {why}")))?;
-        inode.nlink = inode.nlink.saturating_sub(outside);
-        inode.change = stamp;
-        Ok(Some(inode))
+        let row = get(&*self.engine, KeyRef::new(Table::Link, ino, b""))?;
+        row.map(|row| without(ino, &row, outside, stamp)).transpose()
     }
 
     /// A clone needs nothing any more.
     fn forget_clone(&self, clone: &CloneInfo) -> FsResult<()> {
-        let mut rows = vec![Mutation { key: clone.key(), value: None }];
-        let others = self.core.clones.list();
-        let is_last =
-            others.iter().all(|other| other.id == clone.id || other.snapshot != clone.snapshot);
-        let known = self.core.snapshots.get(clone.snapshot).filter(|known| known.info.hidden);
-        let goes = known
-            .filter(|_| is_last)
-            .map(|known| SnapshotInfo { removing: true, ..known.info.clone() });
-        rows.extend(
-            goes.iter().map(|info| Mutation { key: info.key(), value: Some(info.encode()) }),
-        );
+        let Some(known) = self.core.snapshots.get(clone.snapshot) else { return Ok(()) };
+        let info = known.info.without_clone(clone.id);
+        let rows = vec![Mutation { key: info.key(), value: Some(info.encode()) }];
         crash::point("clone.end.before");
         let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
         crash::point("clone.end.committed");
         self.committed_at(position);
-        self.core.clones.forget(clone.id);
-        if let Some(info) = goes {
-            self.core.snapshots.put(info, position);
-        }
+        self.core.snapshots.put(info, position);
         Ok(())
     }
 }

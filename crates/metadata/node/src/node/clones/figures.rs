@@ -45,7 +45,7 @@ impl Node {
     }
 
     fn count_tree(&self, at: Option<SnapshotId>, dir: InodeId) -> FsResult<Usage> {
-        let clones = self.core.clones.list();
+        let clones = self.core.snapshots.clones();
         let (mut sum, mut dirs) = (DirStat::default(), 0u64);
         let mut left = vec![ToCount { at, dir, itself: true }];
         while let Some(ToCount { at, dir, itself }) = left.pop() {
@@ -77,7 +77,7 @@ impl Node {
     }
 
     /// What a directory lacks, if it is one of these clones.
-    fn pending_of(
+    pub(super) fn pending_of(
         &self,
         clones: &[CloneInfo],
         dir: InodeId,

@@ -1,47 +1,96 @@
 //! The rows of the next names of a directory of a clone.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 
-use kestrel_engine::{Engine, Mutation};
+use kestrel_engine::Mutation;
 use kestrel_types::clone::{CloneInfo, ClonedLink, PartialFile, PendingDir};
+use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
-use kestrel_types::key::{Key, KeyRef, Table, number_of};
+use kestrel_types::key::{Key, Table, number_of};
 use kestrel_types::name::Name;
 use kestrel_types::perm::{CAPABILITY, SET_GID, SET_UID};
+use kestrel_types::placement::{id_in, slot_of_id};
 use kestrel_types::snapshot::references;
 use kestrel_types::stat::ObjStat;
 
-use super::super::Node;
-use super::{Based, damaged, get, source_dir};
+use super::damaged;
+use super::rows::{ReadRows, all_rows, source_dir};
 use crate::clones::SuffixRow;
 use crate::ops::clone_dir::based as based_record;
-use crate::rows::{is_full, share_suffix};
-use crate::stop::{Stop, engine_error};
-use crate::view::encode_dir_id;
+use crate::owners::MapView;
+use crate::rows::{Span, is_full, share_suffix};
+use crate::stop::Stop;
+use crate::view::{encode_dir_id, home_at};
 
 /// Most names that come into being in one batch.
-const NAMES_MAX: usize = 512;
+pub(super) const NAMES_MAX: usize = 512;
 
 /// Bytes of rows after which a batch takes no further name.
-const BYTES_MAX: usize = 4 << 20;
+pub(super) const BYTES_MAX: usize = 4 << 20;
 
 /// The share of objects and directories that the rows are booked to: every worker's state is held.
 const SHARE: usize = 0;
 
+/// A directory that gets its next names, of a clone.
+pub(super) struct Next<'a> {
+    pub clone: &'a CloneInfo,
+    pub dir: InodeId,
+    pub pending: &'a PendingDir,
+}
+
+/// What a batch may be.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    pub names: usize,
+    pub bytes: usize,
+    /// Most chunks of a file.
+    pub scan_rows: usize,
+}
+
+/// Numbers for new inodes.
+struct Numbers<'a> {
+    /// The next one, or what it is made of where several nodes make them.
+    next: u64,
+    /// The placement map of several nodes.
+    table: Option<&'a MapView>,
+}
+
+/// Takes so many numbers; the first one.
+pub(super) type TakeNumbers<'a> = dyn FnMut(u64) -> FsResult<u64> + 'a;
+
+impl Numbers<'_> {
+    fn take(&mut self, slot: impl Fn(&MapView) -> u16) -> InodeId {
+        self.next += 1;
+        let counter = self.next - 1;
+        self.table.map_or(counter, |table| id_in(counter, table.me, slot(table)))
+    }
+
+    /// The share of a new directory that has its figures: one of the node where it is found by its
+    /// number.
+    fn share_of(&self, dir: InodeId) -> [u8; 2] {
+        share_suffix(self.table.map_or(SHARE, |table| home_at(table.home_of(dir), SHARE)))
+    }
+
+    /// The share of objects that the new rows are counted in.
+    fn own_share(&self) -> [u8; 2] {
+        share_suffix(self.table.map_or(SHARE, |table| home_at(table.me, SHARE)))
+    }
+}
+
 /// One batch.
 pub(super) struct Part<'a> {
-    node: &'a Node,
     clone: &'a CloneInfo,
-    then: &'a dyn Engine,
     dir: InodeId,
+    /// The rows of the snapshot, and of now.
+    then: &'a mut dyn ReadRows,
+    now: &'a mut dyn ReadRows,
+    limits: Limits,
+    numbers: Numbers<'a>,
     pub rows: Vec<Mutation>,
     bytes: usize,
-    /// Numbers for new inodes.
-    next_ino: InodeId,
     references: BTreeMap<ObjectId, i64>,
     links: BTreeMap<InodeId, ClonedLink>,
     /// Files, directories and bytes that come to the volume's.
@@ -58,17 +107,6 @@ enum Copied {
     Partly(PartialFile),
 }
 
-/// All rows of `(table, id)`: suffixes and values.
-pub(super) fn rows_of(engine: &dyn Engine, table: Table, id: u64) -> FsResult<Vec<SuffixRow>> {
-    let mut rows = Vec::new();
-    let visited = engine.scan(table, id, None, &mut |suffix, row, _| {
-        rows.push((suffix.into(), row.into()));
-        ControlFlow::Continue(())
-    });
-    visited.map_err(engine_error)?;
-    Ok(rows)
-}
-
 fn failure(stop: Stop) -> kestrel_types::error::FsError {
     match stop.without_rows() {
         kestrel_types::request::Outcome::Failed(why) => why,
@@ -77,59 +115,68 @@ fn failure(stop: Stop) -> kestrel_types::error::FsError {
 }
 
 impl<'a> Part<'a> {
-    /// The next batch for a directory; `None` if it has all names.
-    pub fn of(node: &'a Node, based: &'a Based, then: &'a dyn Engine) -> FsResult<Option<Self>> {
-        let Based { dir, clone, pending, .. } = based;
-        let mut found: Vec<SuffixRow> = Vec::new();
-        let after = pending.after.as_ref().map(Name::as_bytes);
-        let visited = then.scan(Table::Entry, pending.source, after, &mut |name, row, _| {
-            found.push((name.into(), row.into()));
-            if found.len() < NAMES_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        });
-        visited.map_err(engine_error)?;
+    /// The next batch for a directory; `None` if it has all names, or the rows of the snapshot that
+    /// say so are not here.
+    pub fn of(
+        next: &Next<'a>,
+        then: &'a mut dyn ReadRows,
+        now: &'a mut dyn ReadRows,
+        (table, numbers): (Option<&'a MapView>, &mut TakeNumbers<'_>),
+        limits: Limits,
+    ) -> FsResult<Option<Self>> {
+        let Next { clone, dir, pending } = *next;
+        let after = pending.after.as_ref().map(|name| name.as_bytes().into());
+        let rows_max = u32::try_from(limits.names).unwrap_or(u32::MAX);
+        let span = Span { table: Table::Entry, id: pending.source, after, rows_max };
+        let found = then.rows(span)?;
         if found.is_empty() {
             return Ok(None);
         }
-        let count = found.len() as u64;
-        let next_ino = node.inodes.take(&*node.engine, count).map_err(engine_error)?;
+        let is_last = found.len() < limits.names;
+        let numbers = Numbers { next: numbers(found.len() as u64)?, table };
         let mut part = Self {
-            node,
             clone,
+            dir,
             then,
-            dir: *dir,
+            now,
+            limits,
+            numbers,
             rows: Vec::with_capacity(found.len() + 8),
             bytes: 0,
-            next_ino,
             references: BTreeMap::new(),
             links: BTreeMap::new(),
             usage: [0; 3],
             names: 0,
-            is_last: false,
+            is_last,
         };
-        let mut now = pending.clone();
-        part.is_last = count < NAMES_MAX as u64;
+        let mut state = pending.clone();
         for (name, row) in found {
-            if part.bytes > BYTES_MAX {
+            if part.bytes > limits.bytes {
                 part.is_last = false;
                 break;
             }
-            match part.copy(&name, &row, now.file.take())? {
+            match part.copy(&name, &row, state.file.take())? {
                 Copied::Wholly => {
                     let name = Name::new(&name).map_err(|_| damaged("a name"))?;
-                    (now.after, part.names) = (Some(name), part.names + 1);
+                    (state.after, part.names) = (Some(name), part.names + 1);
                 }
                 Copied::Partly(file) => {
-                    (now.file, part.is_last) = (Some(file), false);
+                    (state.file, part.is_last) = (Some(file), false);
                     break;
                 }
             }
         }
-        part.put(PendingDir::key(clone.id, *dir), now.encode());
+        part.put(PendingDir::key(clone.id, dir), state.encode());
         for (old, link) in std::mem::take(&mut part.links) {
             part.put(ClonedLink::key(clone.id, old), link.encode());
         }
         part.book()?;
         Ok(Some(part))
+    }
+
+    /// Objects that the rows refer to.
+    pub fn objects(&self) -> Vec<ObjectId> {
+        self.references.keys().copied().collect()
     }
 
     fn put(&mut self, key: Key, value: Box<[u8]>) {
@@ -140,19 +187,18 @@ impl<'a> Part<'a> {
         self.rows.push(Mutation { key, value: Some(value) });
     }
 
-    fn new_ino(&mut self) -> InodeId {
-        self.next_ino += 1;
-        self.next_ino - 1
-    }
-
     /// Copies what a name of the source stands for. `begun`: its file, if a part was copied before.
     fn copy(&mut self, name: &[u8], row: &[u8], begun: Option<PartialFile>) -> FsResult<Copied> {
         let key = Key::new(Table::Entry, self.dir, name);
         let entry = Entry::decode(row).map_err(|why| damaged(format!("an entry: {why}")))?;
         let new = match entry {
-            Entry::Inode(inode) if inode.kind == Kind::Dir => self.dir_of(name, inode.ino)?,
+            Entry::Inode(inode) if inode.kind == Kind::Dir => self.dir_of(name, inode)?,
             Entry::Inode(inode) => {
-                let begun = begun.unwrap_or_else(|| self.begin());
+                let dir = self.dir;
+                let begun = begun.unwrap_or_else(|| PartialFile {
+                    ino: self.numbers.take(|table| table.placement.slot_of(dir, name)),
+                    chunk: 0,
+                });
                 if let Some(partly) = self.content(&inode, begun)? {
                     return Ok(Copied::Partly(partly));
                 }
@@ -167,24 +213,20 @@ impl<'a> Part<'a> {
         Ok(Copied::Wholly)
     }
 
-    fn begin(&mut self) -> PartialFile {
-        PartialFile { ino: self.new_ino(), chunk: 0 }
-    }
-
     /// A new directory without names.
-    fn dir_of(&mut self, name: &[u8], old: InodeId) -> FsResult<Entry> {
-        let source = source_dir(self.then, old)?;
-        let source = source.ok_or_else(|| damaged(format!("no directory {old}")))?;
-        let ino = self.new_ino();
-        let (inode, _, stat) = based_record(&source, ino, self.clone).map_err(failure)?;
+    fn dir_of(&mut self, name: &[u8], old: Inode) -> FsResult<Entry> {
+        let old_ino = old.ino;
+        let source = source_dir(self.then, old, self.numbers.table)?;
         let dir = self.dir;
+        let ino = self.numbers.take(|table| table.placement.slot_of(dir, name));
+        let (inode, _, stat) = based_record(&source, ino, self.clone).map_err(failure)?;
         self.put(Key::new(Table::DirId, ino, b""), encode_dir_id(dir, name));
         self.put(Key::new(Table::Subdir, dir, &ino.to_be_bytes()), Box::default());
-        self.put(Key::new(Table::DirStat, ino, &share_suffix(SHARE)), stat.encode());
+        self.put(Key::new(Table::DirStat, ino, &self.numbers.share_of(ino)), stat.encode());
         for (name, value) in source.xattrs {
             self.put(Key::new(Table::Xattr, ino, &name), value);
         }
-        let pending = PendingDir { source: old, after: None, file: None };
+        let pending = PendingDir { source: old_ino, after: None, file: None };
         self.put(PendingDir::key(self.clone.id, ino), pending.encode());
         self.usage[0] += stat.children - stat.subdirs;
         self.usage[1] += stat.subdirs;
@@ -204,7 +246,7 @@ impl<'a> Part<'a> {
             true => old.mode & !(SET_UID | SET_GID),
             false => old.mode,
         };
-        let (ctime, change) = (self.clone.created, self.clone.id);
+        let (ctime, change) = (self.clone.created, self.clone.stamp);
         Inode { ino, mode, ctime, change, data_change: change, ..old }
     }
 
@@ -213,7 +255,7 @@ impl<'a> Part<'a> {
     fn content(&mut self, old: &Inode, begun: PartialFile) -> FsResult<Option<PartialFile>> {
         if old.xattrs && begun.chunk == 0 {
             let drops = self.loses_set_ids(old);
-            for (name, value) in rows_of(self.then, Table::Xattr, old.ino)? {
+            for (name, value) in all_rows(self.then, Table::Xattr, old.ino)? {
                 if !drops || *name != *CAPABILITY {
                     self.put(Key::new(Table::Xattr, begun.ino, &name), value);
                 }
@@ -224,24 +266,21 @@ impl<'a> Part<'a> {
         }
         // What lies behind the end has been cut off, and is being deleted.
         let end = old.size.div_ceil(CHUNK_BYTES);
-        let most = self.node.core.scan_rows;
-        let (mut found, mut bytes, mut next) = (Vec::new(), 0, None);
-        let after = begun.chunk.checked_sub(1).map(u64::to_be_bytes);
-        let after = after.as_ref().map(|after| &after[..]);
-        let visited = self.then.scan(Table::Chunk, old.ino, after, &mut |suffix, row, _| {
-            let chunk = number_of(suffix);
+        let after = begun.chunk.checked_sub(1).map(|before| before.to_be_bytes()[..].into());
+        let span = Span { table: Table::Chunk, id: old.ino, after, rows_max: u32::MAX };
+        let (mut found, mut bytes, mut next): (Vec<SuffixRow>, _, _) = (Vec::new(), 0, None);
+        for (suffix, row) in self.then.rows(span)? {
+            let chunk = number_of(&suffix);
             bytes += row.len();
             if chunk >= end {
-                return ControlFlow::Break(());
+                break;
             }
-            if is_full(most, found.len(), bytes) {
+            if is_full(self.limits.scan_rows, found.len(), bytes) {
                 next = Some(PartialFile { ino: begun.ino, chunk });
-                return ControlFlow::Break(());
+                break;
             }
-            found.push((suffix.to_vec(), Box::from(row)));
-            ControlFlow::Continue(())
-        });
-        visited.map_err(engine_error)?;
+            found.push((suffix, row));
+        }
         for (suffix, row) in found {
             self.put(Key::new(Table::Chunk, begun.ino, &suffix), row);
         }
@@ -257,7 +296,7 @@ impl<'a> Part<'a> {
         let known = match self.links.get(&old) {
             Some(link) => Some(*link),
             None => {
-                let row = get(&*self.node.engine, ClonedLink::key(self.clone.id, old).borrow())?;
+                let row = self.now.get(ClonedLink::key(self.clone.id, old))?;
                 let link = row.map(|row| ClonedLink::decode(&row)).transpose();
                 link.map_err(|why| damaged(format!("file {old}: {why}")))?
             }
@@ -266,11 +305,17 @@ impl<'a> Part<'a> {
             self.links.insert(old, ClonedLink { names: link.names + 1, ..link });
             return Ok(Ok(link.ino));
         }
-        let row = get(self.then, KeyRef::new(Table::Link, old, b""))?;
-        let row = row.ok_or_else(|| damaged(format!("no file {old}")))?;
-        let inode = Inode::decode(&mut kestrel_types::codec::Reader::new(&row))
-            .map_err(|why| damaged(format!("file {old}: {why}")))?;
-        let begun = begun.unwrap_or_else(|| self.begin());
+        let inode = match self.then.get(Key::new(Table::Link, old, b""))? {
+            Some(row) => Inode::decode(&mut Reader::new(&row))
+                .map_err(|why| damaged(format!("file {old}: {why}")))?,
+            // What this one comes to says nothing.
+            None if self.then.lacks() => Inode::new(old, Kind::File, 0, 0),
+            None => return Err(damaged(format!("no file {old}"))),
+        };
+        let begun = begun.unwrap_or_else(|| PartialFile {
+            ino: self.numbers.take(|_| slot_of_id(old)),
+            chunk: 0,
+        });
         if let Some(partly) = self.content(&inode, begun)? {
             return Ok(Err(partly));
         }
@@ -286,21 +331,13 @@ impl<'a> Part<'a> {
     /// Books the references of the new rows. What they refer to cannot be on its way out: the
     /// snapshot refers to it.
     fn book(&mut self) -> FsResult<()> {
-        let share = share_suffix(SHARE);
-        let references = std::mem::take(&mut self.references);
-        let keys: Vec<KeyRef<'_>> =
-            references.keys().map(|object| KeyRef::new(Table::ObjStat, *object, &share)).collect();
-        let mut shares = vec![Ok(ObjStat::default()); keys.len()];
-        let read = self.node.engine.get_many(&keys, &mut |index, row| {
-            if let Some(row) = row.value {
-                shares[index] = ObjStat::decode(row);
-            }
-        });
-        read.map_err(engine_error)?;
-        for ((key, stat), added) in keys.iter().zip(shares).zip(references.values()) {
-            let stat = stat.map_err(|why| damaged(format!("objstat: {why}")))?;
+        let share = self.numbers.own_share();
+        for (object, added) in self.references.clone() {
+            let key = Key::new(Table::ObjStat, object, &share);
+            let stat = self.now.get(key.clone())?.map(|row| ObjStat::decode(&row)).transpose();
+            let stat = stat.map_err(|why| damaged(format!("objstat: {why}")))?.unwrap_or_default();
             let value = ObjStat { referenced: stat.referenced + added }.encode();
-            self.rows.push(Mutation { key: (*key).to_owned(), value: Some(value) });
+            self.rows.push(Mutation { key, value: Some(value) });
         }
         Ok(())
     }
