@@ -78,7 +78,7 @@ impl ClusterNode {
         if self.works.get(&ticket).is_some_and(|work| work.clone_work.is_some()) {
             return self.run_clone_work(ticket);
         }
-        if self.begin_quota_request(ticket) || self.step_clone(ticket) {
+        if self.begin_quota_request(ticket) || self.step_clone(ticket) || self.begin_walk(ticket) {
             return;
         }
         let alone = self.table.is_alone();
@@ -102,10 +102,6 @@ impl ClusterNode {
         }
         if matches!(work.request.op, Op::SnapshotUsage { .. }) && !alone {
             return self.tell_removal(ticket);
-        }
-        if matches!(work.request.op, Op::TreeUsage(_)) {
-            work.stage = Stage::Polling;
-            return self.walk_tree(ticket);
         }
         if let (Op::At(snapshot, op), false) = (&work.request.op, alone) {
             return match self.node.at_snapshot(&work.request.creds, *snapshot, op) {

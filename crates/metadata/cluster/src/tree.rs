@@ -97,6 +97,17 @@ impl ToldTree {
 }
 
 impl ClusterNode {
+    /// Begins to answer `Op::TreeUsage`. Whether the request is that.
+    pub(super) fn begin_walk(&mut self, ticket: u64) -> bool {
+        let Some(work) = self.works.get_mut(&ticket) else { return true };
+        let is_walk = matches!(work.request.op, Op::TreeUsage(_));
+        if is_walk {
+            work.stage = Stage::Polling;
+            self.walk_tree(ticket);
+        }
+        is_walk
+    }
+
     /// Begins to answer `Op::TreeUsage`, at the directory's home.
     pub(super) fn walk_tree(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };

@@ -229,7 +229,8 @@ impl ClusterNode {
     pub(crate) fn step_clone(&mut self, ticket: u64) -> bool {
         let now = self.now;
         let Some(work) = self.works.get_mut(&ticket) else { return true };
-        let Op::CloneStep(dir) = work.request.op else { return false };
+        let (Op::CloneStep(dir), None) = (&work.request.op, &work.clone_work) else { return false };
+        let dir = *dir;
         let clones = self.node.core().snapshots.clones();
         let clone = clones.iter().find(|clone| clone.dir == dir);
         let reply = match clone {

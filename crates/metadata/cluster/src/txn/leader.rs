@@ -41,7 +41,11 @@ impl ClusterNode {
         if self.is_misdirected(ticket) {
             return;
         }
-        if self.read_feed(ticket) || self.begin_quota_request(ticket) {
+        if self.read_feed(ticket)
+            || self.begin_quota_request(ticket)
+            || self.step_clone(ticket)
+            || self.begin_walk(ticket)
+        {
             return;
         }
         if self.table.departs() {
