@@ -5,8 +5,8 @@
 //! removed meanwhile may be counted or not.
 //!
 //! **Clones.** A directory that lacks names gets them before the directories in it are counted. The
-//! home says of a directory whether it lacks names, and others may have answered before it got them:
-//! so where there are clones, which directories are in those that lack none is asked once more.
+//! home says of a directory whether it lacks names, and others may have answered before it got
+//! them: so where there are clones, members are asked once more which directories are in it.
 
 use std::collections::BTreeMap;
 

@@ -316,7 +316,12 @@ impl Node {
         };
         match now.lacks() {
             true => Ok(Ran::Lacks(now.missing)),
-            false => ended.map(|ended| Ran::Ended(Box::new(ended))),
+            false => {
+                let mut ended = ended?;
+                // Where a quota counts there are no clones.
+                ended.charges.version = self.core.quotas.table().version;
+                Ok(Ran::Ended(Box::new(ended)))
+            }
         }
     }
 
