@@ -73,7 +73,8 @@ pub enum DumpError {
     Mismatch(String),
     /// Too much changed meanwhile.
     TooBusy,
-    /// So many clones of the dump are not complete, and it is to be loaded into several nodes.
+    /// So many clones of the dump are not complete, by records that an earlier version wrote, and
+    /// it is to be loaded into several nodes.
     UnfinishedClones(usize),
 }
 
@@ -101,9 +102,9 @@ impl fmt::Display for DumpError {
             ),
             DumpError::UnfinishedClones(count) => write!(
                 f,
-                "{count} clones were not complete, which several nodes cannot do: load the dump \
-                 into one node, mount that until `kestrel du` says nothing of clones, and dump it \
-                 again"
+                "{count} clones were not complete when an earlier version of kestrel wrote this, \
+                 which several nodes cannot read: load the dump into one node, mount that until \
+                 `kestrel du` says nothing of clones, and dump it again"
             ),
         }
     }

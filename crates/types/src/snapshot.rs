@@ -95,14 +95,17 @@ impl SnapshotInfo {
         with
     }
 
-    /// The same without a clone that needed it. One that was there for clones alone is in removal
-    /// when none needs it any more.
+    /// The same without clones that have ended; `None` if none of these needed it. One that was
+    /// there for clones alone is in removal when none needs it any more.
     #[must_use]
-    pub fn without_clone(&self, clone: CloneId) -> Self {
+    pub fn without_clones(&self, ended: &[CloneId]) -> Option<Self> {
+        if !self.clones.iter().any(|clone| ended.contains(&clone.id)) {
+            return None;
+        }
         let mut without = self.clone();
-        without.clones.retain(|known| known.id != clone);
+        without.clones.retain(|known| !ended.contains(&known.id));
         without.removing |= without.hidden && without.clones.is_empty();
-        without
+        Some(without)
     }
 
     /// Key of its record.

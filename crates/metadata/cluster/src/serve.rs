@@ -144,7 +144,7 @@ impl ClusterNode {
             NotAloneReason::Unleased => self.await_lease(ticket),
             NotAloneReason::Sum(dir) => self.gather(dir, ticket),
             NotAloneReason::Names(dir) => self.await_names(ticket, dir),
-            NotAloneReason::CloneSource(_, at) => self.read_rows_at(ticket, at),
+            NotAloneReason::CloneSource(_, at) => self.read_source_at(ticket, at),
             NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
             NotAloneReason::Locked | NotAloneReason::Leased(_) | NotAloneReason::Stopped => {
                 self.park(ticket);

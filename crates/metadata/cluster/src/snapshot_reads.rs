@@ -19,8 +19,9 @@ mod listing;
 mod tell;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use kestrel_meta::node::{NOT_THERE, Ran};
+use kestrel_meta::node::{NOT_THERE, Node, Ran};
 use kestrel_meta::rows::{Missing, Span, TxnRows};
 use kestrel_meta::stop::Want;
 use kestrel_types::codec::DecodeError;
@@ -28,6 +29,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::snapshot::SnapshotId;
 
 use super::ClusterNode;
 use super::message::polls::PollQuestion;
@@ -73,22 +75,32 @@ impl ClusterNode {
             }
             // They are where they are led, unless the table has just changed.
             Op::Chunks { .. } => self.rest(ticket, false),
-            _ => {
-                let rounds = work.rounds;
-                work.stage = Stage::ReadingAt(SnapshotRead {
-                    snapshot,
-                    request: Request { creds, op },
-                    node,
-                    table: self.table.placement.version,
-                    told: TxnRows::default(),
-                    first_round: rounds,
-                    round: rounds,
-                    asked: BTreeMap::new(),
-                    sent: self.now,
-                });
-                self.run_at(ticket);
-            }
+            _ => self.read_rows_at(ticket, (snapshot, node), Request { creds, op }),
         }
+    }
+
+    /// Begins to read what a request needs of the rows of a snapshot, at the node that has them.
+    pub(super) fn read_rows_at(
+        &mut self,
+        ticket: u64,
+        (snapshot, node): (SnapshotId, Arc<Node>),
+        request: Request,
+    ) {
+        let (table, sent) = (self.table.placement.version, self.now);
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let rounds = work.rounds;
+        work.stage = Stage::ReadingAt(SnapshotRead {
+            snapshot,
+            request,
+            node,
+            table,
+            told: TxnRows::default(),
+            first_round: rounds,
+            round: rounds,
+            asked: BTreeMap::new(),
+            sent,
+        });
+        self.run_at(ticket);
     }
 
     /// The same from the beginning, by the present table.

@@ -48,10 +48,11 @@ impl ClusterNode {
     pub(crate) fn tick_clones(&mut self) {
         self.tick_wanted();
         let known = &self.node.core().snapshots;
-        if !known.has_clones() {
-            if self.leads_snapshots() && known.has_hidden() {
-                self.remove_unused();
-            }
+        let has_clones = known.has_clones();
+        if known.has_hidden() && self.leads_snapshots() {
+            self.remove_unused();
+        }
+        if !has_clones {
             return;
         }
         if self.clones.due <= self.now {
@@ -62,7 +63,6 @@ impl ClusterNode {
             }
         }
         if self.leads_snapshots() {
-            self.remove_unused();
             self.ask_of_clones();
         }
     }
@@ -173,13 +173,7 @@ impl ClusterNode {
     /// Clones have ended: nothing needs their snapshots for them any more.
     fn end_clones(&mut self, ended: &[CloneId]) {
         let list = self.node.core().snapshots.list();
-        let changed = list.iter().filter_map(|known| {
-            let own = known.info.clones.iter().filter(|clone| ended.contains(&clone.id));
-            own.fold(None, |info: Option<SnapshotInfo>, clone| {
-                Some(info.as_ref().unwrap_or(&known.info).without_clone(clone.id))
-            })
-        });
-        let changed: Vec<SnapshotInfo> = changed.collect();
+        let changed = list.iter().filter_map(|known| known.info.without_clones(ended)).collect();
         self.change_records(changed);
     }
 

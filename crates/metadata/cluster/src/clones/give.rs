@@ -1,6 +1,6 @@
 //! Names for a directory of a clone: requests that wait for them, and the directory's home.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use kestrel_meta::node::{CloneJob, ClonePart, DirLacks, SourceRead};
 use kestrel_meta::rows::{Missing, TxnRows};
@@ -15,7 +15,6 @@ use super::PAUSE;
 use crate::message::Message;
 use crate::message::clones::CloneMessage;
 use crate::work::clone_work::CloneWork;
-use crate::work::snapshot_read::SnapshotRead;
 use crate::work::{Back, Stage};
 use crate::{ClusterNode, DEADLINE, RESEND, Requester};
 
@@ -195,30 +194,17 @@ impl ClusterNode {
             return self.lead(ticket);
         }
         *then = None;
-        self.read_rows_at(ticket, snapshot);
+        self.read_source_at(ticket, snapshot);
     }
 
-    /// Reads rows at a snapshot, for what is no read of a client.
-    pub(crate) fn read_rows_at(&mut self, ticket: u64, snapshot: SnapshotId) {
-        let node = match self.node.node_at(snapshot) {
-            Ok(node) => node,
-            Err(why) => return self.answer(ticket, Err(why.into())),
-        };
-        let table = self.table.placement.version;
-        let Some(work) = self.works.get_mut(&ticket) else { return };
-        let rounds = work.rounds;
-        work.stage = Stage::ReadingAt(SnapshotRead {
-            snapshot,
-            request: work.request.clone(),
-            node,
-            table,
-            told: TxnRows::default(),
-            first_round: rounds,
-            round: rounds,
-            asked: BTreeMap::new(),
-            sent: self.now,
-        });
-        self.run_at(ticket);
+    /// Reads what a request that clones something needs of the rows of a snapshot.
+    pub(crate) fn read_source_at(&mut self, ticket: u64, snapshot: SnapshotId) {
+        let Some(work) = self.works.get(&ticket) else { return };
+        let request = work.request.clone();
+        match self.node.node_at(snapshot) {
+            Ok(node) => self.read_rows_at(ticket, (snapshot, node), request),
+            Err(why) => self.answer(ticket, Err(why.into())),
+        }
     }
 
     /// What the rows told so far come to, of a request that is no read of a client: `None` if it

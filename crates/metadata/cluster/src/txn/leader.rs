@@ -135,7 +135,7 @@ impl ClusterNode {
             }
             Ok(Ran::CloneSource(_, at)) => {
                 self.give_up(ticket);
-                self.read_rows_at(ticket, at);
+                self.read_source_at(ticket, at);
             }
             Ok(Ran::Quotas(of)) => {
                 self.give_up(ticket);

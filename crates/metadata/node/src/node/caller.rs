@@ -83,7 +83,7 @@ impl Node {
             | Op::QuotaCheck { .. }
             | Op::CloneStep(_)
             | Op::TreeUsage(_)
-                if table.is_some() && !self.core.is_snapshot =>
+                if table.is_some() =>
             {
                 return hand_back(request, sink, NotAloneReason::Away);
             }
@@ -95,10 +95,8 @@ impl Node {
         {
             return hand_back(request, sink, NotAloneReason::Names(dir));
         }
-        if let (
-            Some(table),
-            Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::TreeUsage(_),
-        ) = (&table, &request.op)
+        if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. }) =
+            (&table, &request.op)
             && !self
                 .core
                 .cluster

@@ -46,6 +46,7 @@ pub fn run(
     let spot = view.spot(creds, place, true)?;
     make::check(view, creds, &spot)?;
     view.check_clone_quotas(spot.dir.ino)?;
+    let known = at.map(|at| at_snapshot(view, at)).transpose()?;
     let found = find(view, source, at)?;
     if !perm::owns(creds, found.inode.uid) {
         return Err(fail(
@@ -62,8 +63,8 @@ pub fn run(
     if view.core.snapshots.clones().len() >= CLONES_MAX {
         return Err(fail(libc::ENOSPC, "1024 clones are not finished yet: wait for some"));
     }
-    let known = match at {
-        Some(at) => at_snapshot(view, at)?,
+    let known = match known {
+        Some(known) => known,
         None if view.core.cluster.is_some() => {
             if view.core.snapshots.list().len() >= SNAPSHOTS_MAX {
                 return Err(Stop::Fail(TOO_MANY));
@@ -115,7 +116,6 @@ fn at_snapshot(view: &View<'_>, at: SnapshotId) -> Run<SnapshotInfo> {
 /// The directory that is cloned.
 fn find(view: &mut View<'_>, dir: InodeId, at: Option<SnapshotId>) -> Run<SourceDir> {
     let Some(at) = at else { return present(view, dir) };
-    at_snapshot(view, at)?;
     match view.core.clones.source(dir, at) {
         Some(source) => Ok((*source).clone()),
         None => Err(Stop::CloneSource(dir, at)),

@@ -99,8 +99,10 @@ impl Node {
 
     /// A clone needs nothing any more.
     fn forget_clone(&self, clone: &CloneInfo) -> FsResult<()> {
-        let Some(known) = self.core.snapshots.get(clone.snapshot) else { return Ok(()) };
-        let info = known.info.without_clone(clone.id);
+        let known = self.core.snapshots.get(clone.snapshot);
+        let Some(info) = known.and_then(|known| known.info.without_clones(&[clone.id])) else {
+            return Ok(());
+        };
         let rows = vec![Mutation { key: info.key(), value: Some(info.encode()) }];
         crash::point("clone.end.before");
         let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
