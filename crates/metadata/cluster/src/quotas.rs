@@ -16,7 +16,9 @@
 //! all have said again that they are stopped, each by the same start, it puts the set on record
 //! with the differences to what was counted before, marked as not known everywhere; Set tells it to
 //! the others, which put it on record. When all have it they go on, the mark goes, and the caller
-//! hears. If that fails the leader begins again by itself, with a count of everything: what a
+//! hears. A transaction that began before they went on begins anew: a row of a file with several
+//! names, that says towards which quota it counts, may be one of the set before. If a change fails
+//! the leader begins again by itself, with a count of everything: what a
 //! member has committed by the old set is counted then. Until the mark goes no parts are lent, and
 //! the placement map does not change.
 //!

@@ -119,6 +119,8 @@ struct Stop {
     since: Nanos,
     /// It has answered.
     answered: bool,
+    /// It has got another set of quotas meanwhile.
+    quotas: bool,
 }
 
 impl Snapshots {
@@ -146,6 +148,13 @@ impl Snapshots {
     /// Takes out requests that wait for the end of a cut.
     pub fn retain_waiting(&mut self, mut stays: impl FnMut(u64) -> bool) {
         self.waiting.retain(|ticket| stays(*ticket));
+    }
+
+    /// This member has another set of quotas, perhaps while it is stopped.
+    pub fn note_quotas(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.quotas = true;
+        }
     }
 
     /// Whether this member is stopped.

@@ -403,6 +403,11 @@ impl Quotas {
         self.table.read().clone()
     }
 
+    /// Counts changes of the set.
+    pub fn version(&self) -> u64 {
+        self.table.read().version
+    }
+
     /// An operation was refused.
     pub fn count_refusal(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -460,6 +465,15 @@ impl Quotas {
     /// Operations that were refused since the node was opened.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The quotas stay, but what an operation was charged with before does not count any more: it
+    /// may have read rows of other nodes from before these had the same set. With every worker's
+    /// state held.
+    pub fn renew(&self) {
+        let mut table = self.table.write();
+        let (all, dirs, version) = (table.all.clone(), table.dirs, table.version + 1);
+        *table = Arc::new(QuotaTable { all, dirs, version });
     }
 
     /// Puts others in their place and adds up anew. With every worker's state held.

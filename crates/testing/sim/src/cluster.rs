@@ -62,7 +62,7 @@ use host::Host;
 use leaving::Leaving;
 use maps::MapChanges;
 use objects::Objects;
-use quotas::KeptLimits;
+use quotas::{KeptLimits, is_about_quotas};
 use sessions::Claimed;
 use zombie::ZombieEvent;
 
@@ -147,6 +147,8 @@ pub struct ClusterRun {
     troubled: bool,
     /// When the faults stopped.
     healed_at: Option<Nanos>,
+    /// When a call ended for which nothing may change anywhere.
+    stopped_at: Nanos,
     /// Directions that are cut, until when.
     cuts: BTreeMap<(NodeId, NodeId), Nanos>,
     /// Percent of the messages that are lost, and repeated.
@@ -227,8 +229,12 @@ impl Scene for ClusterRun {
             Event::Zombie(node, start, event) => self.zombie_event(node, start, event),
             Event::End(node, start) => self.end(node, start),
             Event::Call(node, client, number, request) => {
-                self.host(node).submit(client, number, request, now);
-                self.after(node);
+                // The answer came by a later connection, which has ended the one that this is in.
+                let is_over = is_about_quotas(&request.op) && !self.waits_for(client, number);
+                if !is_over {
+                    self.host(node).submit(client, number, request, now);
+                    self.after(node);
+                }
             }
             Event::SessionCall(node, start, client, request, origin) => {
                 if self.hosts[&node].is_up(start) {
@@ -340,6 +346,7 @@ impl ClusterRun {
             history: History::default(),
             troubled: true,
             healed_at: None,
+            stopped_at: 0,
             cuts: BTreeMap::new(),
             loss: if prng.chance(50) { prng.below(10) } else { 0 },
             delay: MS / 10 * prng.between(1, 60),

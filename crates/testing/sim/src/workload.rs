@@ -346,9 +346,9 @@ fn version_op(client: &mut Client) -> Option<Op> {
         return None;
     }
     match client.prng.below(20) {
-        0..=3 if versions.clones => Some(clone_op(client)),
-        0..=5 if versions.snapshots => Some(snapshot_op(client)),
-        6..=15 if versions.snapshots => past_op(client),
+        0..=4 if versions.clones => Some(clone_op(client)),
+        0..=6 if versions.snapshots => Some(snapshot_op(client)),
+        7..=15 if versions.snapshots => past_op(client),
         _ if versions.policies => Some(policy_op(client)),
         _ => None,
     }

@@ -207,6 +207,7 @@ impl ClusterNode {
         let position = node.set_quotas(records, homes, beside)?;
         self.cluster().set_lacks_quotas(next.lacking);
         drop(quiet);
+        self.snapshots.note_quotas();
         let was_lacking = std::mem::replace(&mut self.quotas.set, next).lacking;
         self.ask_for_parts_again();
         if was_lacking && !next.lacking {

@@ -41,7 +41,7 @@ impl ClusterNode {
         let quiet = self.node.quiesce();
         self.cluster().set_stopped(true);
         drop(quiet);
-        self.snapshots.stop = Some(Stop { order, since: self.now, answered: false });
+        self.snapshots.stop = Some(Stop { order, since: self.now, answered: false, quotas: false });
         self.say_stopped();
     }
 
@@ -137,10 +137,12 @@ impl ClusterNode {
 
     /// This member goes on, if it was stopped.
     pub(crate) fn end_stop(&mut self) {
-        if self.snapshots.stop.take().is_none() {
-            return;
-        }
+        let Some(stop) = self.snapshots.stop.take() else { return };
         let quiet = self.node.quiesce();
+        if stop.quotas {
+            // All members have the set: what was read of one that had not does not count.
+            self.node.core().quotas.renew();
+        }
         self.cluster().set_stopped(false);
         drop(quiet);
         self.end_waits();

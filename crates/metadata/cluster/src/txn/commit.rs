@@ -205,7 +205,8 @@ impl ClusterNode {
         }
         let node = self.node.clone();
         let quiet = node.quiesce();
-        if self.claims_in_vain(ticket) || self.doubts_policies(ticket) {
+        if self.claims_in_vain(ticket) || self.doubts_policies(ticket) || self.lacks_quotas(ticket)
+        {
             drop(quiet);
             self.give_up(ticket);
             return self.rest(ticket, true);
@@ -323,6 +324,16 @@ impl ClusterNode {
         let stage = self.works.get(&ticket).map(|work| &work.stage);
         matches!(stage, Some(Stage::Leading(lead)) if lead.doubtful)
             || !self.cluster().holds_lease()
+    }
+
+    /// Whether the set of quotas has changed since a transaction began: the rows that it read, of
+    /// files with several names, may be of the set before. What changes nothing is charged to none.
+    fn lacks_quotas(&self, ticket: u64) -> bool {
+        let stage = self.works.get(&ticket).map(|work| &work.stage);
+        let Some(Stage::Leading(lead)) = stage else { return false };
+        let TxnPhase::Preparing(_, changes, ended) = &lead.phase else { return false };
+        lead.quotas != self.node.core().quotas.version()
+            && !(changes.is_empty() && ended.mutations.is_empty())
     }
 
     /// The decision is durable.

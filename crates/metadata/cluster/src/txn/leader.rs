@@ -62,6 +62,7 @@ impl ClusterNode {
                 Err(why) => return self.answer(ticket, Err(why.into())),
             }
         }
+        let quotas = self.node.core().quotas.version();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         let mode = if work.clone_work.is_some() || may_change(&work.request.op) {
             RowLockMode::Exclusive
@@ -77,6 +78,7 @@ impl ClusterNode {
             phase: TxnPhase::Borrowing,
             begun: now,
             sent: now,
+            quotas,
             doubtful: false,
         });
         self.leads.insert(txn, ticket);

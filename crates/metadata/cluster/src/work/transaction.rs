@@ -46,6 +46,8 @@ pub(crate) struct LeaderTxn {
     pub begun: Nanos,
     /// When somebody was asked last.
     pub sent: Nanos,
+    /// The set of quotas when it began, before it read a row of another member.
+    pub quotas: u64,
     /// Since it was run, directories were forgotten that policies may depend on.
     pub doubtful: bool,
 }

@@ -203,6 +203,20 @@ impl ClusterRun {
         });
     }
 
+    /// Whether a client has wanted something since, for which nothing may change anywhere.
+    fn were_stopped_since(&self, since: Nanos) -> bool {
+        let stops = |caller: &Caller| {
+            caller.waiting.as_ref().is_some_and(|waiting| needs_a_stop(&waiting.request.op))
+        };
+        self.stopped_at >= since || self.clients.iter().any(stops)
+    }
+
+    /// Whether a client has no answer to this call.
+    pub(super) fn waits_for(&self, client_index: usize, number: u64) -> bool {
+        let waiting = self.clients[client_index].waiting.as_ref();
+        waiting.is_some_and(|waiting| waiting.number == number)
+    }
+
     /// A call was misdirected: it goes to the member that leads it by the table that the client has
     /// by now.
     pub(super) fn try_again(&mut self, client_index: usize, number: u64) {
@@ -230,6 +244,9 @@ impl ClusterRun {
             |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
+        if needs_a_stop(&request.op) {
+            self.stopped_at = self.queue.now;
+        }
         self.say(|| format!("client {client_index}: call {record}: {reply:?}"));
         if let Err(Outcome::Misdirected { .. }) = &reply {
             self.stats.misdirected += 1;
@@ -254,8 +271,9 @@ impl ClusterRun {
             && why.errno == libc::ETIMEDOUT
             && self.healed_at.is_some_and(|healed_at| healed_at + SETTLES <= waiting.begun_at)
             // No snapshot is made while the map changes, which slow disks may take their time for,
-            // nor a quota; and these wait for each other.
+            // nor a quota; and these wait for each other, as what changes something does for them.
             && !(needs_a_stop(&request.op) && (self.has_quotas() || !self.maps_rest()))
+            && !(self.has_quotas() && self.were_stopped_since(waiting.begun_at))
         {
             return self.fail(format!("call {record}, {:?}, fails in peace: {why}", request.op));
         }
