@@ -358,7 +358,7 @@ impl ClusterNode {
                     Some(mut answers) => self.removal_of(node, answers.remove(&node)),
                     None => Err(out_of_reach()),
                 };
-                self.answer(ticket, reply.map_err(Into::into));
+                self.answer_at(ticket, reply.map_err(Into::into));
             }
             Then::TellQuotas(ticket, of) => self.quotas_told(ticket, of, answers),
             Then::CountQuotas(order) => self.heard_count(order, answers),

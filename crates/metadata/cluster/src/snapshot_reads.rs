@@ -56,7 +56,7 @@ impl ClusterNode {
             self.node.check_read_at(snapshot, &op).and_then(|()| self.node.node_at(snapshot));
         let node = match node {
             Ok(node) => node,
-            Err(why) => return self.answer(ticket, Err(why.into())),
+            Err(why) => return self.answer_at(ticket, Err(why.into())),
         };
         match &op {
             Op::Usage => {
@@ -126,7 +126,7 @@ impl ClusterNode {
                         work.stage = Stage::Polling;
                         return self.walk_tree(ticket);
                     }
-                    Ok(DirAt::None) => return self.answer(ticket, Err(NOT_THERE.into())),
+                    Ok(DirAt::None) => return self.answer_at(ticket, Err(NOT_THERE.into())),
                     Err(why) => {
                         return self.answer(ticket, Err(damaged(&Want::Id(dir), &why).into()));
                     }
@@ -195,14 +195,27 @@ impl ClusterNode {
     /// Own rows could not be read.
     fn fail_at(&mut self, ticket: u64, why: FsError) {
         if !self.has_lost_store(&why) {
-            self.answer(ticket, Err(why.into()));
+            self.answer_at(ticket, Err(why.into()));
         }
+    }
+
+    /// Answers a read at a snapshot. That there is no such snapshot may be undone by a loss of
+    /// power until the removal is durable.
+    pub(super) fn answer_at(&mut self, ticket: u64, reply: Reply) {
+        if reply.is_ok() {
+            return self.answer(ticket, reply);
+        }
+        if let Some(work) = self.works.get_mut(&ticket) {
+            work.stage = Stage::Ending;
+        }
+        let changed_at = self.node.core().snapshots.changed_at();
+        self.answer_after(ticket, reply, changed_at);
     }
 
     /// The answer of a read at a snapshot, if this member may say it.
     pub(super) fn end_at(&mut self, ticket: u64, reply: Reply) {
         match self.cluster().may_answer() {
-            true => self.answer(ticket, reply),
+            true => self.answer_at(ticket, reply),
             // Another one may have begun to serve its rows while they were read.
             false => self.await_lease(ticket),
         }
@@ -299,7 +312,7 @@ impl ClusterNode {
         if has_it {
             self.rest(ticket, true);
         } else {
-            self.answer(ticket, Err(gone().into()));
+            self.answer_at(ticket, Err(gone().into()));
         }
     }
 
