@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writers on two mounts of one volume, and snapshots of it meanwhile.
+"""Writers on two mounts of one volume, and snapshots and clones of it meanwhile.
 
     snapshots.py write STOP DIR OTHER   makes file N in DIR, then file N in OTHER, and so on, until
                                         STOP exists; each is in one of many directories
     snapshots.py take STOP DIR LIST     makes snapshots of DIR until STOP exists; LIST gets the name
                                         of each and how far the writer was before and after
-    snapshots.py judge DIR LIST         each snapshot of LIST is one instant of what was written
+    snapshots.py clone STOP DIR INTO LIST
+                                        the same with clones of DIR in INTO
+    snapshots.py judge DIR LIST         each snapshot or clone of LIST, a path below DIR, is one
+                                        instant of what was written
     snapshots.py read STOP DIR COPY     compares DIR with COPY again and again until STOP exists
 
 The writer notes how far it is in `done`, beside the directory that holds the files.
@@ -14,6 +17,7 @@ The writer notes how far it is in `done`, beside the directory that holds the fi
 import errno
 import filecmp
 import os
+import subprocess
 import sys
 import time
 
@@ -63,19 +67,40 @@ def write(stop, one, other):
             break
 
 
-def take(stop, top, listed):
+def made_until(stop, listed, make):
+    """Calls make(number), which returns a path, until STOP exists; how often it did."""
     work = os.path.dirname(stop)
     with open(listed, "w") as file:
         number = 0
         while not os.path.exists(stop):
-            name = f"s{number}"
             before = progress(work)
-            # The snapshot may be there by an attempt of which the answer was lost.
-            repeated(lambda: os.mkdir(os.path.join(top, ".snap", name)), errno.EEXIST)
-            print(name, before, progress(work), file=file, flush=True)
+            path = make(number)
+            print(path, before, progress(work), file=file, flush=True)
             number += 1
             time.sleep(0.2)
-    print(number, "snapshots were made")
+    return number
+
+
+def take(stop, top, listed):
+    def make_snapshot(number):
+        path = f".snap/s{number}"
+        # The snapshot may be there by an attempt of which the answer was lost.
+        repeated(lambda: os.mkdir(os.path.join(top, path)), errno.EEXIST)
+        return path
+
+    print(made_until(stop, listed, make_snapshot), "snapshots were made")
+
+
+def clone(stop, top, into, listed):
+    def make_clone(number):
+        path = os.path.join(into, f"c{number}")
+        done = subprocess.run(
+            [os.environ["KESTREL"], "clone", top, path], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return f"c{number}"
+
+    print(made_until(stop, listed, make_clone), "clones were made")
 
 
 def numbers(top):
@@ -96,7 +121,7 @@ def judge(top, listed):
     with open(listed) as file:
         lines = [line.split() for line in file]
     for name, before, after in lines:
-        snapshot = os.path.join(top, ".snap", name)
+        snapshot = os.path.join(top, name)
         one = numbers(os.path.join(snapshot, "one"))
         other = numbers(os.path.join(snapshot, "other"))
         # Each file was made after the one before was there: so a snapshot has all up to some file.
@@ -107,7 +132,7 @@ def judge(top, listed):
         assert len(one) <= int(after) + 2, f"{name}: {len(one)} files, {after} when it was there"
         count += 1
     assert count > 0
-    print(count, "snapshots are one instant each")
+    print(count, "are one instant each")
 
 
 def equal(one, other):
@@ -131,5 +156,7 @@ def read(stop, one, other):
     print(rounds, "comparisons")
 
 
+COMMANDS = {"write": write, "take": take, "clone": clone, "judge": judge, "read": read}
+
 if __name__ == "__main__":
-    {"write": write, "take": take, "judge": judge, "read": read}[sys.argv[1]](*sys.argv[2:])
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Snapshots of a volume that three nodes serve: one instant over all nodes while two mounts write,
-# with nodes that are killed while snapshots are made and read; snapshots while the placement map
-# changes, after a node has joined and another was drained; fsck, dump and load with snapshots.
+# with nodes that are killed while snapshots and clones are made and read; snapshots while the
+# placement map changes, after a node has joined and another was drained; fsck, dump and load with
+# snapshots (docs/semantics.md: statements S10 and C7).
 #
 # KILLS of a node while snapshots are made (default 3)
 # shellcheck disable=SC2034 # lib.sh reads what is set here
@@ -53,7 +54,7 @@ check "rename at the other mount" mv "$b/tree/.snap/before" "$b/tree/.snap/kept"
 check "it has the new name here" test -d "$a/tree/.snap/kept"
 
 # One instant, while nodes are killed.
-mkdir "$a/w" "$a/w/one" "$a/w/other"
+mkdir "$a/w" "$a/w/one" "$a/w/other" "$a/clones"
 for number in $(seq 0 15); do mkdir "$a/w/one/$number" "$a/w/other/$number"; done
 mkdir "$WORK/run"
 python3 "$py" write "$WORK/run/stop" "$a/w/one" "$b/w/other" >"$WORK/write.out" 2>&1 &
@@ -62,6 +63,9 @@ python3 "$py" take "$WORK/run/stop" "$b/w" "$WORK/run/list" >"$WORK/take.out" 2>
 taker=$!
 python3 "$py" read "$WORK/run/stop" "$a/tree/.snap/kept" "$copy" >"$WORK/read.out" 2>&1 &
 reader=$!
+python3 "$py" clone "$WORK/run/stop" "$a/w" "$a/clones" "$WORK/run/clones" \
+    >"$WORK/clone.out" 2>&1 &
+cloner=$!
 sleep 2
 for ((kill = 0; kill < kills; kill++)); do
     node=$((kill % 3 + 1))
@@ -74,9 +78,22 @@ touch "$WORK/run/stop"
 check "no call of the writer failed" wait "$writer"
 check "no snapshot failed" wait "$taker"
 check "no read of a snapshot failed" wait "$reader"
+check "no clone failed" wait "$cloner"
 cat "$WORK/take.out"
 check "each is one instant" python3 "$py" judge "$a/w" "$WORK/run/list"
 check "at the other mount, too" python3 "$py" judge "$b/w" "$WORK/run/list"
+cat "$WORK/clone.out"
+check "C7 each clone is one instant" python3 "$py" judge "$b/clones" "$WORK/run/clones"
+check "C7 and at the other mount" python3 "$py" judge "$a/clones" "$WORK/run/clones"
+
+# A clone needs all nodes.
+kill_node "$volume" 3
+refuses "C7 a clone without a node" 'cluster status' \
+    "$KESTREL" clone "$a/tree" "$a/clones/early"
+check "C7 nothing of it is there" test ! -e "$b/clones/early"
+start_node "$volume" 3
+check "C7 with all nodes it is made" "$KESTREL" clone "$a/tree@kept" "$a/clones/late"
+equals "C7 the clone" "$b/clones/late"
 
 # The placement map changes: history goes with its rows.
 read -r port < <(free_ports 1)

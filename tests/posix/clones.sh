@@ -88,7 +88,7 @@ fi
 refuses "into itself" 'into itself' clone "$mnt/second" "$mnt/second/inside"
 refuses "onto something" 'taken' clone "$mnt/second" "$mnt/eager"
 refuses "a file" 'only directories' clone "$mnt/worktree/file" "$mnt/file"
-refuses "another volume" 'another volume' clone "$mnt/second" "$WORK/elsewhere"
+refuses "another mount" 'another mount' clone "$mnt/second" "$WORK/elsewhere"
 refuses "no such source" 'neither a volume nor a directory' clone "$mnt/absent" "$mnt/new"
 refuses "no such snapshot" 'no snapshot' clone "$mnt/second@absent" "$mnt/new"
 refuses "a source in a snapshot" 'lies in a snapshot' clone "$mnt/third/.snap/at" "$mnt/new"

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "S11": "tests/posix/snapshot_verbs.sh",
     **{f"C{number}": "tests/posix/clones.sh" for number in range(1, 6)},
     "C6": "tests/crash/full-disk.sh",
+    "C7": "tests/cluster/snapshots.sh",
     **{f"ACL{number}": "tests/posix/acls.sh" for number in range(1, 6)},
     **{f"Q{number}": "tests/posix/quotas.sh" for number in range(1, 11)},
     **{f"R{number}": "tests/posix/remove.sh" for number in range(1, 9)},

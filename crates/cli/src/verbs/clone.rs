@@ -13,7 +13,7 @@ use kestrel_types::name::Name;
 use serde_json::{Value, json};
 
 use super::snapshot::KeyArgs;
-use super::snapshot::place::{Place, split};
+use super::snapshot::place::{Place, split, unanswered};
 
 /// The verb in messages.
 const VERB: &str = "clone";
@@ -86,13 +86,18 @@ fn parent_in_mount(source: &Path, above: &Path, target: &OsStr) -> Result<u64, F
         Failure::new(VERB, format!("{}: {why}", target.to_string_lossy()))
     };
     let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
-    let read = |path: &Path| std::fs::metadata(path).map_err(|why| fail(&why));
+    let read = |path: &Path| {
+        let told = |why: std::io::Error| fail(&unanswered(&why).unwrap_or(why.to_string()));
+        std::fs::metadata(path).map_err(told)
+    };
     let (source, parent) = (read(source)?, read(above)?);
     if !parent.is_dir() {
         return Err(fail(&"what it would lie in is no directory"));
     }
     if source.dev() != parent.dev() {
-        return Err(fail(&"it lies in another volume than the source; copy with cp -a"));
+        return Err(fail(
+            &"it lies in another mount than the source; name both by one, or copy with cp -a",
+        ));
     }
     Ok(parent.ino())
 }

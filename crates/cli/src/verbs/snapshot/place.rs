@@ -96,6 +96,13 @@ fn question_of(dir: &[u8]) -> Result<Value, Failure> {
     Ok(json!({ "dir": number? }))
 }
 
+/// What a call on a path of a mount failed with, if nodes of the volume have not answered in time.
+pub fn unanswered(why: &std::io::Error) -> Option<String> {
+    let is_late = why.raw_os_error() == Some(libc::ETIMEDOUT);
+    is_late
+        .then(|| format!("a node of the volume does not answer: {why}; see kestrel cluster status"))
+}
+
 impl Place {
     /// The directory that `text` names.
     pub fn of(text: &OsString, store: &StoreArgs) -> Result<Self, Failure> {
@@ -196,12 +203,15 @@ impl Place {
     fn in_mount(given: &Path, shown: String) -> Result<Self, Failure> {
         let fail = |why: &dyn std::fmt::Display| Failure::new(VERB, format!("{shown}: {why}"));
         let missing = "neither a volume nor a directory in a mounted one";
-        let path =
-            std::fs::canonicalize(given).map_err(|why| fail(&format!("{missing}: {why}")))?;
+        let path = std::fs::canonicalize(given).map_err(|why| match unanswered(&why) {
+            Some(why) => fail(&why),
+            None => fail(&format!("{missing}: {why}")),
+        })?;
         if path.components().any(|part| part.as_os_str() == OsStr::new(dot_snap::NAME)) {
             return Err(fail(&"it lies in a snapshot; name the directory without .snap"));
         }
-        let meta = std::fs::metadata(&path).map_err(|why| fail(&why))?;
+        let meta = std::fs::metadata(&path);
+        let meta = meta.map_err(|why| fail(&unanswered(&why).unwrap_or(why.to_string())))?;
         if !meta.is_dir() {
             return Err(fail(&"not a directory; only directories have snapshots"));
         }
