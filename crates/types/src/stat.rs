@@ -59,8 +59,8 @@ impl DirStat {
 
     /// Adds another share: sums, and the newest times.
     pub fn merge(&mut self, other: &DirStat) {
-        self.children += other.children;
-        self.subdirs += other.subdirs;
+        self.children = self.children.wrapping_add(other.children);
+        self.subdirs = self.subdirs.wrapping_add(other.subdirs);
         self.bytes = self.bytes.wrapping_add(other.bytes);
         self.mtime = self.mtime.max(other.mtime);
         self.change = self.change.max(other.change);

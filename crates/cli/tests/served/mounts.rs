@@ -57,18 +57,14 @@ fn tree_shared_by_mounts_over_server_death() {
     let server = Server::start("5s");
     let mounts = Mounts::new(&server);
     let (one, two) = (server.place.path("one"), server.place.path("two"));
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            for number in 0..300 {
-                let dir = one.join(format!("dir{}", number % 7));
-                std::fs::create_dir_all(&dir).unwrap();
-                std::fs::write(dir.join(format!("file{number}")), vec![number as u8; number * 50])
-                    .unwrap();
-            }
-        });
-        server.restart();
-        writer.join().unwrap();
-    });
+    // A process of its own: the server would inherit a file that this one has open for writing, and
+    // close it as it starts, which waits for the server.
+    let script = "set -e; for ((n = 0; n < 300; n++)); do dir=$0/dir$((n % 7)); mkdir -p \"$dir\"; \
+                  printf \"%$((n * 50))s\" \"$n\" | head -c $((n * 50)) >\"$dir/file$n\"; done";
+    let mut writer =
+        std::process::Command::new("bash").args(["-c", script]).arg(&one).spawn().unwrap();
+    server.restart();
+    assert!(writer.wait().unwrap().success());
     let (written, read) = (tree(&one), tree(&two));
     assert_eq!(written.len(), 307);
     assert!(written == read);

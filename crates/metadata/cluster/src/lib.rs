@@ -114,6 +114,7 @@
 pub mod addresses;
 pub mod change;
 mod clones;
+mod compare;
 mod coordinate;
 mod fence;
 mod fetch;
@@ -165,6 +166,7 @@ use parking_lot::Mutex;
 use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
 use clones::Clones;
+use compare::Comparison;
 use coordinate::Coordinator;
 use fetch::Fetching;
 use forward::Forwarded;
@@ -343,6 +345,8 @@ pub struct ClusterNode {
     polls: BTreeMap<u64, Poll>,
     /// Walks over trees for figures, by ticket.
     walks: BTreeMap<u64, Walk>,
+    /// Comparisons of two moments, by request.
+    comparisons: BTreeMap<u64, Comparison>,
     /// Its round of deleting objects.
     reaping: Option<GcRound>,
     /// Whether one of its clients may come to refer to an object.
@@ -496,6 +500,7 @@ impl ClusterNode {
             locked_rows: BTreeMap::new(),
             polls: BTreeMap::new(),
             walks: BTreeMap::new(),
+            comparisons: BTreeMap::new(),
             reaping: None,
             object_users: None,
             sweeping: None,

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use kestrel_meta::feeds::{FeedPlace, FeedQuestion, check_reader, merge};
 use kestrel_meta::history::at::GONE;
+use kestrel_meta::history::changes::LocatedPage;
 use kestrel_meta::node::{BAD_CURSOR, CountedPage, Node};
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
@@ -52,6 +53,8 @@ pub(super) enum Then {
     CountQuotas(SnapshotOrder),
     /// The walk for this request goes on.
     WalkOn(u64),
+    /// The comparison of two moments for this request goes on.
+    CompareOn(u64),
     /// This round of deleting objects goes on.
     Weighed(u64),
     /// As above.
@@ -182,6 +185,12 @@ impl ClusterNode {
                     Err(why) => (PollAnswer::Failed(why), 0),
                 }
             }
+            PollQuestion::Changes(asked) => match self.node.tell_changes(&asked) {
+                Ok(part) => (PollAnswer::Changes(Box::new(part)), 0),
+                Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
+                Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => return,
+                Err(why) => (PollAnswer::Failed(why), 0),
+            },
             PollQuestion::At(snapshot, question) => match self.polled_at(snapshot, *question) {
                 Ok(answer) => (answer, 0),
                 Err(why) if why.errno == libc::ESTALE => (PollAnswer::Gone, 0),
@@ -340,7 +349,10 @@ impl ClusterNode {
             Then::TellLocated(ticket) => {
                 let reply = match answers {
                     Some(answers) if is_gone(&answers) => return self.lacked_at(ticket),
-                    Some(answers) => Ok(merge_located(answers)),
+                    Some(answers) => {
+                        let (found, next) = merge_located(answers);
+                        Ok(Answered::Located { found, next })
+                    }
                     None => Err(out_of_reach().into()),
                 };
                 self.answer(ticket, reply);
@@ -363,6 +375,7 @@ impl ClusterNode {
             Then::TellQuotas(ticket, of) => self.quotas_told(ticket, of, answers),
             Then::CountQuotas(order) => self.heard_count(order, answers),
             Then::WalkOn(ticket) => self.walked(ticket, answers),
+            Then::CompareOn(ticket) => self.compare_on(ticket, answers),
             Then::Clones => self.clones_reported(answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
@@ -387,7 +400,8 @@ impl ClusterNode {
                 | Then::Clones
                 // Its cut has failed.
                 | Then::CountQuotas(_)
-                | Then::WalkOn(_) => {}
+                | Then::WalkOn(_)
+                | Then::CompareOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
                 // The weights that it goes by were those of other members, or of what they had
@@ -417,8 +431,8 @@ impl ClusterNode {
 
 /// Somebody did not answer in time.
 pub(super) fn out_of_reach() -> FsError {
-    let text =
-        "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
+    let text = "metadata: other nodes of the cluster could not be reached in time; nothing has \
+                changed; see kestrel cluster status";
     FsError::new(libc::ETIMEDOUT, text)
 }
 
@@ -433,7 +447,7 @@ pub(super) fn is_gone(answers: &BTreeMap<NodeId, PollAnswer>) -> bool {
 }
 
 /// What all members have found, and from where on none of them has read.
-fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> Answered {
+pub(super) fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> LocatedPage {
     let (mut found, mut next) = (Vec::new(), None);
     for answer in answers.into_values() {
         let PollAnswer::Located(files, read) = answer else { continue };
@@ -443,7 +457,7 @@ fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> Answered {
             (next, read) => next.or(read),
         };
     }
-    Answered::Located { found, next }
+    (found, next)
 }
 
 /// The node that a cursor of a removal is at, and the node's own cursor; `None` if it is none.

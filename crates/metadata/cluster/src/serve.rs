@@ -103,6 +103,9 @@ impl ClusterNode {
         if matches!(work.request.op, Op::SnapshotUsage { .. }) && !alone {
             return self.tell_removal(ticket);
         }
+        if matches!(work.request.op, Op::SnapshotChanges { .. }) && !alone {
+            return self.compare(ticket);
+        }
         if let (Op::At(snapshot, op), false) = (&work.request.op, alone) {
             return match self.node.at_snapshot(&work.request.creds, *snapshot, op) {
                 Some(reply) => self.end_at(ticket, reply),
@@ -257,6 +260,7 @@ impl ClusterNode {
         self.forget_fetches(ticket);
         self.forget_waiting(ticket);
         self.walks.remove(&ticket);
+        self.comparisons.remove(&ticket);
         let claims = self.node.core().reclaiming.lasts();
         let (now, mute) = (self.now, !self.cluster().may_answer());
         let is_numbered = |work: &Work| mute && work.asker.origin().is_some();

@@ -90,6 +90,7 @@ impl ClusterNode {
         self.fetches.clear();
         self.polls.clear();
         self.walks.clear();
+        self.comparisons.clear();
         self.leads.clear();
         self.decisions.clear();
         for (_, work) in std::mem::take(&mut self.works) {

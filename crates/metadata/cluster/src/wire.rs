@@ -9,6 +9,7 @@
 //! | `wire/leases.rs` | leases |
 //! | `wire/polls.rs` | polls and their answers |
 //! | `wire/quotas.rs` | quotas |
+//! | `wire/snapshot_changes.rs` | what may differ between two snapshots |
 //! | `wire/snapshot_reads.rs` | rows as they were at a snapshot |
 //! | `wire/snapshots.rs` | snapshots |
 //! | `wire/sums.rs` | sums of shares |
@@ -25,7 +26,9 @@ use kestrel_meta::rows::{Missing, Span};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
+use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::request::{Outcome, Reply};
+use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor};
 use kestrel_types::wire::{
     FRAME_BYTES_MAX, TooLarge, decode_reply, decode_request, encode_reply, encode_request,
 };
@@ -39,6 +42,7 @@ mod dentries;
 mod leases;
 mod polls;
 mod quotas;
+mod snapshot_changes;
 mod snapshot_reads;
 mod snapshots;
 mod sums;
@@ -47,7 +51,7 @@ mod tests;
 mod tokens;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 11;
+const VERSION: u8 = 12;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -388,6 +392,19 @@ fn locked(r: &mut Reader<'_>) -> Result<LockedRowsId, DecodeError> {
 
 /// Fewest bytes of a key.
 const KEY_MIN: usize = 1 + PREFIX_LEN;
+
+fn put_cursor(out: &mut Vec<u8>, cursor: Option<&HistoryCursor>) {
+    put_string(out, cursor.map_or(&[][..], |cursor| &**cursor));
+}
+
+fn cursor(r: &mut Reader<'_>) -> Result<Option<HistoryCursor>, DecodeError> {
+    let bytes = r.string(CURSOR_BYTES_MAX)?;
+    Ok((!bytes.is_empty()).then(|| bytes.into()))
+}
+
+fn name(r: &mut Reader<'_>) -> Result<Name, DecodeError> {
+    Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))
+}
 
 fn put_key(out: &mut Vec<u8>, key: &Key) {
     put_varint(out, (PREFIX_LEN + key.suffix.len()) as u64);

@@ -77,7 +77,7 @@ pub use quotas::{
     QuotaDifferences, QuotaPart, TOO_MANY, UNFINISHED_CLONE, compare_quotas, home_by_names,
 };
 pub use reply_thread::Replies;
-pub use snapshot_changes::BAD_CURSOR;
+pub use snapshot_changes::{BAD_CURSOR, Compared, ComparedTold, told};
 pub use snapshots::{NOT_THERE, needs_all_nodes};
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).

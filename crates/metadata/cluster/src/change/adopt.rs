@@ -198,6 +198,7 @@ impl ClusterNode {
         self.begin_again_at();
         self.ask_again();
         self.walks.clear();
+        self.comparisons.clear();
         let polling = self.works.iter().filter(|(_, work)| matches!(work.stage, Stage::Polling));
         for ticket in polling.map(|(ticket, _)| *ticket).collect::<Vec<_>>() {
             self.run_alone(ticket);

@@ -2,6 +2,7 @@
 
 use kestrel_balancer::load_report::LoadReport;
 use kestrel_meta::feeds::{FeedPart, FeedQuestion};
+use kestrel_meta::node::told::{ChangesPart, ChangesQuestion};
 use kestrel_meta::node::{CountedPage, QuotaCount, QuotaPart, ReferencePart, TreePart};
 use kestrel_types::clone::CloneId;
 use kestrel_types::error::FsError;
@@ -66,6 +67,8 @@ pub enum PollQuestion {
     /// What the member has of clones. Of these no directory lacks names: what is left of them is
     /// done.
     Clones(Vec<CloneId>),
+    /// What may differ between two snapshots, or rows of both.
+    Changes(Box<ChangesQuestion>),
     /// The same as it was at a snapshot: [`PollQuestion::Tree`] or [`PollQuestion::Locate`].
     At(SnapshotId, Box<PollQuestion>),
 }
@@ -102,6 +105,8 @@ pub enum PollAnswer {
     Counted(Box<CountedPage>),
     /// What it has of clones.
     Clones(CloneReport),
+    /// What it has of two snapshots.
+    Changes(Box<ChangesPart>),
     /// It cannot tell, and why.
     Failed(FsError),
     /// There is no such snapshot.
@@ -127,6 +132,10 @@ impl PollQuestion {
                 | (PollQuestion::Feed(_), PollAnswer::Feed(_) | PollAnswer::Failed(_))
                 | (PollQuestion::Quotas(_), PollAnswer::Quotas(_))
                 | (PollQuestion::Clones(_), PollAnswer::Clones(_))
+                | (
+                    PollQuestion::Changes(_),
+                    PollAnswer::Changes(_) | PollAnswer::Gone | PollAnswer::Failed(_)
+                )
                 | (PollQuestion::Parents(_), PollAnswer::Parents(_) | PollAnswer::Failed(_))
                 | (PollQuestion::Count(..), PollAnswer::Counted(_) | PollAnswer::Failed(_))
                 | (

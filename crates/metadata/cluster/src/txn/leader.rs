@@ -32,6 +32,7 @@ impl ClusterNode {
             Some(Op::At(..)) => return self.read_at(ticket),
             Some(Op::SnapshotList { .. }) => return self.list_snapshots(ticket),
             Some(Op::SnapshotUsage { .. }) => return self.tell_removal(ticket),
+            Some(Op::SnapshotChanges { .. }) => return self.compare(ticket),
             _ => {}
         }
         let work = self.works.get(&ticket).and_then(|work| work.clone_work.as_ref());

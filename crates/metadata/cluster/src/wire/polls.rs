@@ -7,12 +7,15 @@ use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::feed::{FEED_PATH_MAX, FeedEvent, FeedPosition, POSITION_BYTES};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{NAME_MAX, Name};
+use kestrel_types::name::Name;
 use kestrel_types::request::{DirEntry, Outcome};
-use kestrel_types::snapshot_changes::{CURSOR_BYTES_MAX, HistoryCursor, SnapshotUsage};
+use kestrel_types::snapshot_changes::SnapshotUsage;
 use kestrel_types::wire::{decode_reply, encode_reply};
 
-use super::{boolean, clones, failure, list, put_ids, put_list, put_numbered, quotas};
+use super::{
+    boolean, clones, cursor, failure, list, name, put_cursor, put_ids, put_list, put_numbered,
+    quotas, snapshot_changes,
+};
 use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -32,6 +35,7 @@ const QUOTAS: u8 = 13;
 const PARENTS: u8 = 14;
 const COUNT: u8 = 15;
 const CLONES: u8 = 16;
+const CHANGES: u8 = 17;
 
 /// Least bytes of a position and an event: its kind, type and inode, and the length of its path.
 const FEED_EVENT_MIN: usize = POSITION_BYTES + 4;
@@ -79,6 +83,10 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
             out.push(COUNT);
             quotas::put_count(out, count, at);
         }
+        PollQuestion::Changes(asked) => {
+            out.push(CHANGES);
+            snapshot_changes::put_question(out, asked);
+        }
         PollQuestion::At(snapshot, question) => {
             put_numbered(out, AT, *snapshot);
             put_question(out, question);
@@ -113,6 +121,7 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
             let (count, at) = quotas::count(r)?;
             PollQuestion::Count(count, at)
         }
+        CHANGES => PollQuestion::Changes(Box::new(snapshot_changes::question(r)?)),
         AT => {
             let snapshot = r.varint()?;
             let question = match r.u8()? {
@@ -124,15 +133,6 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> 
         }
         _ => return Err(DecodeError("an unknown question")),
     })
-}
-
-fn put_cursor(out: &mut Vec<u8>, cursor: Option<&HistoryCursor>) {
-    put_string(out, cursor.map_or(&[][..], |cursor| &**cursor));
-}
-
-fn cursor(r: &mut Reader<'_>) -> Result<Option<HistoryCursor>, DecodeError> {
-    let bytes = r.string(CURSOR_BYTES_MAX)?;
-    Ok((!bytes.is_empty()).then(|| bytes.into()))
 }
 
 fn tree(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> {
@@ -191,6 +191,10 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
                 put_varint(out, *dir);
                 put_varint(out, *parent);
             });
+        }
+        PollAnswer::Changes(part) => {
+            out.push(CHANGES);
+            snapshot_changes::put_part(out, part);
         }
         PollAnswer::Counted(page) => {
             out.push(COUNT);
@@ -251,6 +255,7 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
         CLONES => PollAnswer::Clones(clones::report(r)?),
         PARENTS => PollAnswer::Parents(list(r, 2, |r| Ok((r.varint()?, r.varint()?)))?),
         COUNT => PollAnswer::Counted(Box::new(quotas::page(r)?)),
+        CHANGES => PollAnswer::Changes(Box::new(snapshot_changes::part(r)?)),
         FAILED => PollAnswer::Failed(failure(decode_reply(r)?)?),
         REMOVAL => PollAnswer::Removal(SnapshotUsage {
             rows: r.varint()?,
@@ -279,10 +284,6 @@ fn put_name_after(out: &mut Vec<u8>, after: Option<&(InodeId, Name)>) {
 
 fn name_after(r: &mut Reader<'_>) -> Result<Option<(InodeId, Name)>, DecodeError> {
     Ok(if boolean(r)? { Some((r.varint()?, name(r)?)) } else { None })
-}
-
-fn name(r: &mut Reader<'_>) -> Result<Name, DecodeError> {
-    Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))
 }
 
 fn put_about(out: &mut Vec<u8>, kind: u8, ids: &[u64]) {

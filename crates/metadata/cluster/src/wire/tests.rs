@@ -40,6 +40,8 @@ use crate::message::{Fetched, TokensMessage};
 
 #[path = "tests/quotas.rs"]
 mod quotas;
+#[path = "tests/snapshot_changes.rs"]
+mod snapshot_changes;
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
@@ -250,6 +252,7 @@ fn any_question() -> BoxedStrategy<PollQuestion> {
         (number(), question_about_names())
             .prop_map(|(snapshot, question)| PollQuestion::At(snapshot, Box::new(question))),
         quotas::any_question(),
+        snapshot_changes::any_question(),
         ids().prop_map(PollQuestion::Clones),
         (number(), any::<u32>(), any_cursor())
             .prop_map(|(snapshot, node, after)| PollQuestion::Removal(snapshot, node, after)),
@@ -291,6 +294,7 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         Just(PollAnswer::Done),
         Just(PollAnswer::Gone),
         quotas::any_answer(),
+        snapshot_changes::any_answer(),
         (number(), number(), any_cursor()).prop_map(|(rows, bytes, next)| PollAnswer::Removal(
             SnapshotUsage { rows, bytes, next }
         )),
@@ -622,10 +626,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true, 0) };
-    assert_eq!(encoded(&envelope), [11, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [12, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [11, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [12, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

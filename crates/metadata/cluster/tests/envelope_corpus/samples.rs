@@ -14,7 +14,11 @@ use kestrel_cluster::{
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::feeds::{FeedPart, FeedPlace, FeedQuestion};
+use kestrel_meta::history::changes::{Found, Group};
 use kestrel_meta::locks::{RowLockMode, TxnId};
+use kestrel_meta::node::told::{
+    ChangesPart, ChangesQuestion, ChangesWanted, MomentRows, RowsWanted,
+};
 use kestrel_meta::node::{
     CountedFile, CountedPage, QuotaCount, QuotaPart, ReferencePart, TreePart,
 };
@@ -47,6 +51,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         dirs(),
         ends(),
         polls(),
+        snapshot_changes(),
         changes(),
         leases(),
         sums(),
@@ -65,6 +70,38 @@ fn addresses() -> Vec<(&'static str, Message)> {
     let at = |node, epoch, address: &str| NodeAddress { node, epoch, address: address.into() };
     let nodes = vec![at(1, 17, "10.0.0.1:9440"), at(300, 1 << 40, "node-300.example:9440")];
     vec![("whereabouts", Message::Addresses(nodes))]
+}
+
+fn snapshot_changes() -> Vec<(&'static str, Message)> {
+    let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+    let ask = |wanted| {
+        let asked = ChangesQuestion { moments: (1 << 40, 1 << 60), wanted };
+        let question = PollQuestion::Changes(Box::new(asked));
+        Message::Poll { number: 300, table: 5, question }
+    };
+    let tell = |part| {
+        let answer = PollAnswer::Changes(Box::new(part));
+        Message::Polled { number: 300, answer }
+    };
+    let key = Key::new(Table::Entry, 1, b"file");
+    let rows = RowsWanted { keys: [key.clone()].into(), dirs: [1, 5 << 24].into() };
+    let told = MomentRows {
+        rows: vec![(key, Some(b"row"[..].into()))],
+        shares: vec![(1, DirStat { children: 3, ..DirStat::default() })],
+    };
+    let found = Found { is_dir: true, has_gone: false };
+    let names = vec![name("a"), name("b")];
+    let group =
+        Group { id: 5 << 24, names: names.clone(), found, is_link: true, is_complete: false };
+    let cursor = || b"cursor"[..].into();
+    vec![
+        ("poll-changes", ask(ChangesWanted::Groups(cursor(), 1024))),
+        ("poll-changes-grown", ask(ChangesWanted::Grown(1, Some(name("c")), 1024))),
+        ("poll-changes-rows", ask(ChangesWanted::Rows(rows, RowsWanted::default()))),
+        ("polled-changes", tell(ChangesPart::Groups(vec![group], Some(cursor())))),
+        ("polled-changes-grown", tell(ChangesPart::Grown(names, None))),
+        ("polled-changes-rows", tell(ChangesPart::Rows(told, MomentRows::default()))),
+    ]
 }
 
 fn tokens() -> Vec<(&'static str, Message)> {

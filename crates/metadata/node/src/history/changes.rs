@@ -21,12 +21,14 @@
 use std::ops::ControlFlow;
 
 use kestrel_engine::{Engine, EngineError};
-use kestrel_types::codec::Reader;
+use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
+use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::Name;
+use kestrel_types::request::DirEntry;
 use kestrel_types::snapshot::{SnapshotId, decode_history_key, history_prefix};
 use kestrel_types::snapshot_changes::{ChangedName, HistoryCursor};
 
@@ -79,7 +81,7 @@ pub struct Found {
 }
 
 /// What history rows of one number say.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
     /// The number.
     pub id: InodeId,
@@ -136,6 +138,41 @@ impl Cursor {
     }
 }
 
+/// The two moments: the older snapshot, and the newer one; `None`: now.
+pub type Moments = (SnapshotId, Option<SnapshotId>);
+
+/// What history rows say, by number, and where the next page goes on, if there are more.
+pub type GroupsPage = (Vec<Group>, Option<Cursor>);
+
+/// Names, and the one behind which the next page goes on, if there are more.
+pub type NamesPage = (Vec<Name>, Option<Name>);
+
+/// Files, each with its directory, and the directory and name that were read last, if there are
+/// more.
+pub type LocatedPage = (Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>);
+
+/// Tells what may have changed between two moments.
+pub trait ChangeSource {
+    /// As [`groups`], from a place on.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn groups(&self, from: (InodeId, Found, &[u8]), limit: usize) -> FsResult<GroupsPage>;
+
+    /// As [`grown`].
+    ///
+    /// # Errors
+    /// The engine's.
+    fn grown(&self, dir: InodeId, after: Option<&Name>, limit: usize) -> FsResult<NamesPage>;
+
+    /// Which of these files are among the next names of the newer moment, as the operation Locate
+    /// says.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn located(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<LocatedPage>;
+}
+
 /// What history rows from `older` on, below `newer`, say, by number; and where the next page goes
 /// on, if there are more.
 ///
@@ -144,10 +181,10 @@ impl Cursor {
 pub fn groups(
     engine: &dyn Engine,
     snapshots: &KnownSnapshots,
-    (older, newer): (SnapshotId, Option<SnapshotId>),
+    (older, newer): Moments,
     (id, found, suffix): (InodeId, Found, &[u8]),
     limit: usize,
-) -> Result<(Vec<Group>, Option<Cursor>), EngineError> {
+) -> Result<GroupsPage, EngineError> {
     let within = |at: SnapshotId| at >= older && newer.is_none_or(|newer| at < newer);
     let (mut groups, mut next): (Vec<Group>, _) = (Vec::new(), None);
     let (mut seen, mut names, names_max) = (0, 0, limit.clamp(1, PAGE_NAMES));
@@ -215,9 +252,9 @@ pub fn grown(
     engine: &dyn Engine,
     snapshots: &KnownSnapshots,
     (dir, after): (InodeId, Option<&Name>),
-    (older, newer): (SnapshotId, Option<SnapshotId>),
+    (older, newer): Moments,
     limit: usize,
-) -> Result<(Vec<Name>, Option<Name>), EngineError> {
+) -> Result<NamesPage, EngineError> {
     let (mut names, mut seen, mut last) = (Vec::new(), 0, None);
     let names_max = limit.clamp(1, PAGE_NAMES);
     let is_new = |change: u64| change > older && newer.is_none_or(|newer| change <= newer);
@@ -255,7 +292,7 @@ fn changed_after(
     (dir, after): (InodeId, Option<&Name>),
     at: SnapshotId,
     names_max: usize,
-) -> Result<(Vec<Name>, Option<Name>), EngineError> {
+) -> Result<NamesPage, EngineError> {
     let from = match after {
         None => vec![Table::Entry as u8],
         Some(after) => [&history_prefix(Table::Entry, after.as_bytes())[..], &[0xff; 8]].concat(),
@@ -380,6 +417,29 @@ fn without_content(mut inode: Inode) -> Box<Inode> {
         _ => Data::Chunked,
     };
     Box::new(inode)
+}
+
+/// A row of table `entry` or `link` without the content of its file, another one as it is.
+///
+/// # Errors
+/// For a damaged row.
+pub fn row_without_content(table: Table, row: &[u8]) -> Result<Box<[u8]>, DecodeError> {
+    let strip = |inode: Inode| match inode.kind {
+        Kind::File => *without_content(inode),
+        _ => inode,
+    };
+    match table {
+        Table::Entry => match Entry::decode(row)? {
+            Entry::Inode(inode) => Ok(Entry::Inode(strip(inode)).encode()),
+            link => Ok(link.encode()),
+        },
+        Table::Link => {
+            let mut out = Vec::new();
+            strip(Inode::decode(&mut Reader::new(row))?).encode_into(&mut out);
+            Ok(out.into())
+        }
+        _ => Ok(row.into()),
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl Node {
                 }
                 None => return hand_back(request, sink, NotAloneReason::Away),
             },
-            Op::FeedRead { .. } | Op::SnapshotUsage { .. }
+            Op::FeedRead { .. } | Op::SnapshotUsage { .. } | Op::SnapshotChanges { .. }
                 if table.as_ref().is_some_and(|table| !table.is_alone()) =>
             {
                 return hand_back(request, sink, NotAloneReason::Away);

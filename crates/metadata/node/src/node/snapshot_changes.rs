@@ -3,6 +3,12 @@
 //!
 //! The caller is told of directories that it may list, at both moments, and all directories between
 //! these and the tree's root with them, as a walk through both trees would have to list them.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `snapshot_changes/told.rs` | the same by rows of several nodes, as far as they have told |
+
+pub mod told;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,7 +19,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::{Data, Inode, Kind};
-use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, Outcome, Reply};
 use kestrel_types::snapshot::SnapshotId;
@@ -26,21 +32,22 @@ use super::Node;
 use super::dir_place::dir_place;
 use super::snapshots::{DEPTH_MAX, NO_SUCH_SNAPSHOT};
 use crate::history::at::SnapshotEngine;
-use crate::history::changes::{self, Cursor, Found, Group};
+use crate::history::changes::{
+    self, ChangeSource, Cursor, Found, Group, GroupsPage, LocatedPage, Moments, NamesPage,
+};
 use crate::history::known::KnownSnapshots;
-use crate::history::usage;
+use crate::history::{damaged, usage};
 use crate::ops::{locate, usage as figures};
 use crate::perm::{self, EXEC, READ};
 use crate::stop::{Stop, engine_error};
 use crate::view::{View, guard_of};
+use told::{
+    ChangesLack, ChangesPart, ChangesQuestion, ChangesWanted, MomentRows, RowsWanted, ToldChanges,
+    ToldEngine, ToldRows,
+};
 
 /// At so many bytes of names and paths a page ends.
 const PAGE_BYTES: usize = 1 << 20;
-
-const SEVERAL_NODES: FsError = FsError::new(
-    libc::EOPNOTSUPP,
-    "no node of a cluster knows all that has changed: walk through both moments",
-);
 
 /// A cursor that is of another listing, or of a node that has left.
 pub const BAD_CURSOR: FsError =
@@ -56,6 +63,45 @@ pub struct Compared {
     pub newer: Option<SnapshotId>,
     /// A page ends at so many names.
     pub limit: usize,
+}
+
+/// What the rows of one engine tell.
+struct OwnChanges<'a> {
+    /// The rows of now.
+    present: &'a dyn Engine,
+    /// The rows of the newer moment.
+    newer: &'a dyn Engine,
+    /// The snapshots.
+    snapshots: &'a KnownSnapshots,
+    /// The moments.
+    moments: Moments,
+}
+
+impl ChangeSource for OwnChanges<'_> {
+    fn groups(&self, from: (InodeId, Found, &[u8]), limit: usize) -> FsResult<GroupsPage> {
+        changes::groups(self.present, self.snapshots, self.moments, from, limit)
+            .map_err(engine_error)
+    }
+
+    fn grown(&self, dir: InodeId, after: Option<&Name>, limit: usize) -> FsResult<NamesPage> {
+        changes::grown(self.present, self.snapshots, (dir, after), self.moments, limit)
+            .map_err(engine_error)
+    }
+
+    fn located(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<LocatedPage> {
+        match locate::run(self.newer, (files, after), &|_, _| true)? {
+            Answer::Located { found, next } => Ok((found, next)),
+            _ => Ok((Vec::new(), None)),
+        }
+    }
+}
+
+/// How far two moments have been compared by what nodes have told.
+pub enum ComparedTold {
+    /// This is not known yet.
+    Lacks(ChangesLack),
+    /// The reply.
+    Ended(Reply),
 }
 
 /// A directory: the one above, its name there, and its inode without figures.
@@ -77,10 +123,7 @@ struct TreeMoment<'a> {
 struct ChangesPage<'a> {
     older: TreeMoment<'a>,
     newer: TreeMoment<'a>,
-    /// The rows of now.
-    present: &'a dyn Engine,
-    snapshots: &'a KnownSnapshots,
-    moments: (SnapshotId, Option<SnapshotId>),
+    source: &'a dyn ChangeSource,
     limit: usize,
     told: SnapshotChanges,
     bytes: usize,
@@ -96,50 +139,109 @@ impl Node {
         (files, after): (&[InodeId], Option<&HistoryCursor>),
         wait: &mut Position,
     ) -> Reply {
-        self.has_all_rows()?;
-        let Compared { dir, older, newer, limit } = *compared;
-        if newer.is_some_and(|newer| newer <= older) {
-            return Err(FsError::new(libc::EINVAL, "the newer snapshot is not newer").into());
-        }
-        for snapshot in [older].into_iter().chain(newer) {
-            self.need_snapshot(snapshot)?;
-        }
+        let Compared { older, newer, .. } = *compared;
+        self.check_moments((older, newer))?;
         let then = |at| -> Arc<dyn Engine> {
             let snapshots = self.core.snapshots.clone();
             Arc::new(SnapshotEngine::new(self.engine.clone(), snapshots, at))
         };
-        let tree = |engine| TreeMoment { engine, root: dir, creds, known: HashMap::new() };
-        let mut page = ChangesPage {
-            older: tree(then(older)),
-            newer: tree(newer.map_or_else(|| self.engine.clone(), then)),
+        let engines = (then(older), newer.map_or_else(|| self.engine.clone(), then));
+        let source = OwnChanges {
             present: &*self.engine,
+            newer: &*engines.1.clone(),
             snapshots: &self.core.snapshots,
             moments: (older, newer),
-            limit,
-            told: SnapshotChanges::default(),
-            bytes: 0,
         };
-        page.older.check_root()?;
-        page.newer.check_root()?;
         if newer.is_none() {
             *wait = self.committed.load(Ordering::Relaxed);
         }
-        let cursor = match after {
-            None => None,
-            Some(bytes) => Some(Cursor::decode(bytes).ok_or(BAD_CURSOR)?),
-        };
-        match (files, cursor) {
-            ([], None) => {
-                // Its attributes are in a directory that is not in the tree.
-                page.add_dir(dir)?;
-                self.add_changes(&mut page, compared, Cursor::start())?;
-            }
-            ([], Some(cursor)) => self.add_changes(&mut page, compared, cursor)?,
-            (_, None) => page.add_files(files, None)?,
-            (_, Some(Cursor::Files(dir, name))) => page.add_files(files, Some((dir, name)))?,
-            _ => return Err(BAD_CURSOR.into()),
+        page_of((creds, compared), engines, &source, (files, after))
+    }
+
+    /// Executes [`kestrel_types::Op::SnapshotChanges`] by what the nodes of a volume have told, as
+    /// far as that goes. Both moments are snapshots.
+    pub fn compare_told(
+        &self,
+        creds: &Creds,
+        compared: &Compared,
+        (files, after): (&[InodeId], Option<&HistoryCursor>),
+        told: &ToldChanges,
+    ) -> ComparedTold {
+        if let Err(why) = self.check_moments((compared.older, compared.newer)) {
+            return ComparedTold::Ended(Err(why.into()));
         }
-        Ok(Answer::SnapshotChanges(Box::new(page.told)))
+        let engine = |rows: &Arc<ToldRows>| -> Arc<dyn Engine> {
+            Arc::new(ToldEngine::new(self.engine.clone(), rows.clone()))
+        };
+        let engines = (engine(&told.older), engine(&told.newer));
+        let reply = page_of((creds, compared), engines, told, (files, after));
+        match told.take_lacks() {
+            Some(lacks) => ComparedTold::Lacks(lacks),
+            None => ComparedTold::Ended(reply),
+        }
+    }
+
+    /// What this node tells another one that compares two moments.
+    ///
+    /// # Errors
+    /// `ESTALE` if there is no such snapshot; `EINVAL` for a cursor of something else; the
+    /// engine's.
+    pub fn tell_changes(&self, asked: &ChangesQuestion) -> FsResult<ChangesPart> {
+        let (older, newer) = asked.moments;
+        self.check_moments((older, Some(newer)))?;
+        let newer_rows =
+            SnapshotEngine::new(self.engine.clone(), self.core.snapshots.clone(), newer);
+        let source = OwnChanges {
+            present: &*self.engine,
+            newer: &newer_rows,
+            snapshots: &self.core.snapshots,
+            moments: (older, Some(newer)),
+        };
+        match &asked.wanted {
+            ChangesWanted::Groups(from, limit) => {
+                let Some(Cursor::History { id, found, suffix }) = Cursor::decode(from) else {
+                    return Err(BAD_CURSOR);
+                };
+                let (groups, next) = source.groups((id, found, &suffix), *limit)?;
+                Ok(ChangesPart::Groups(groups, next.map(|next| next.encode())))
+            }
+            ChangesWanted::Grown(dir, after, limit) => {
+                let (names, next) = source.grown(*dir, after.as_ref(), *limit)?;
+                Ok(ChangesPart::Grown(names, next))
+            }
+            ChangesWanted::Rows(older_rows, newer_rows) => {
+                let rows = |at, wanted: &RowsWanted| self.node_at(at)?.tell_moment_rows(wanted);
+                Ok(ChangesPart::Rows(rows(older, older_rows)?, rows(newer, newer_rows)?))
+            }
+        }
+    }
+
+    /// Rows of this node, which reads a snapshot, and what its shares of directories come to.
+    fn tell_moment_rows(&self, wanted: &RowsWanted) -> FsResult<MomentRows> {
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
+        let own = |table_of, id, suffix: &[u8]| {
+            table.as_ref().is_none_or(|table| table.owns(table_of, id, suffix))
+        };
+        let keys: Vec<&Key> =
+            wanted.keys.iter().filter(|key| own(key.table, key.id, &key.suffix)).collect();
+        let borrowed: Vec<KeyRef<'_>> = keys.iter().map(|key| key.borrow()).collect();
+        let mut told = MomentRows::default();
+        let mut damage = None;
+        let read = self.engine.get_many(&borrowed, &mut |index, row| {
+            let key = keys[index];
+            match row.value.map(|row| changes::row_without_content(key.table, row)).transpose() {
+                Ok(row) => told.rows.push((key.clone(), row)),
+                Err(why) => damage = Some(damaged("entry", &why)),
+            }
+        });
+        read.and(damage.map_or(Ok(()), Err)).map_err(engine_error)?;
+        for dir in &wanted.dirs {
+            let mut sum = DirStat::default();
+            let is_own = |share: &[u8]| own(Table::DirStat, *dir, share);
+            figures::add_shares(&*self.engine, *dir, &is_own, &mut sum)?;
+            told.shares.push((*dir, sum));
+        }
+        Ok(told)
     }
 
     /// What removing a snapshot would give back of the history that this node has, from a cursor
@@ -162,9 +264,11 @@ impl Node {
         page.map_err(engine_error)
     }
 
-    /// Fails if other nodes have a part of the rows.
-    fn has_all_rows(&self) -> FsResult<()> {
-        if self.core.cluster.is_none() { Ok(()) } else { Err(SEVERAL_NODES) }
+    fn check_moments(&self, (older, newer): Moments) -> FsResult<()> {
+        if newer.is_some_and(|newer| newer <= older) {
+            return Err(FsError::new(libc::EINVAL, "the newer snapshot is not newer"));
+        }
+        [older].into_iter().chain(newer).try_for_each(|snapshot| self.need_snapshot(snapshot))
     }
 
     fn need_snapshot(&self, snapshot: SnapshotId) -> FsResult<()> {
@@ -172,57 +276,43 @@ impl Node {
         let shown = known.is_some_and(|known| self.is_shown(&known));
         if shown { Ok(()) } else { Err(NO_SUCH_SNAPSHOT) }
     }
+}
 
-    /// Adds changes from `cursor` on, until the page is full.
-    fn add_changes(
-        &self,
-        page: &mut ChangesPage<'_>,
-        compared: &Compared,
-        cursor: Cursor,
-    ) -> Result<(), Outcome> {
-        let start = match cursor {
-            Cursor::History { .. } => cursor,
-            Cursor::Grown(dir, after) => {
-                if !page.add_grown(dir, Some(&after))? {
-                    return Ok(());
-                }
-                match Cursor::behind(dir) {
-                    Some(behind) => behind,
-                    None => return Ok(()),
-                }
-            }
-            Cursor::Files(..) => return Err(BAD_CURSOR.into()),
-        };
-        let Cursor::History { id, found, suffix } = &start else { return Ok(()) };
-        let moments = (compared.older, compared.newer);
-        let (groups, next) = changes::groups(
-            &*self.engine,
-            &self.core.snapshots,
-            moments,
-            (*id, *found, suffix),
-            compared.limit,
-        )
-        .map_err(engine_error)?;
-        let mut next = next;
-        for (number, group) in groups.into_iter().enumerate() {
-            if page.bytes >= PAGE_BYTES && number > 0 {
-                let (id, found, suffix) = (group.id, Default::default(), Box::default());
-                page.told.next = Some(Cursor::History { id, found, suffix }.encode());
-                return Ok(());
-            }
-            let (id, is_last) = (group.id, !group.is_complete);
-            let Some(has_gone) = page.add_group(group)? else { return Ok(()) };
-            // Whether a name has gone goes along to the rest of its directory.
-            if let Some(Cursor::History { id: same, found, .. }) = &mut next
-                && is_last
-                && *same == id
-            {
-                found.has_gone |= has_gone;
-            }
+/// A page of what may differ, by the rows of both moments.
+fn page_of(
+    (creds, compared): (&Creds, &Compared),
+    (older, newer): (Arc<dyn Engine>, Arc<dyn Engine>),
+    source: &dyn ChangeSource,
+    (files, after): (&[InodeId], Option<&HistoryCursor>),
+) -> Reply {
+    let Compared { dir, limit, .. } = *compared;
+    let tree = |engine| TreeMoment { engine, root: dir, creds, known: HashMap::new() };
+    let mut page = ChangesPage {
+        older: tree(older),
+        newer: tree(newer),
+        source,
+        limit,
+        told: SnapshotChanges::default(),
+        bytes: 0,
+    };
+    page.older.check_root()?;
+    page.newer.check_root()?;
+    let cursor = match after {
+        None => None,
+        Some(bytes) => Some(Cursor::decode(bytes).ok_or(BAD_CURSOR)?),
+    };
+    match (files, cursor) {
+        ([], None) => {
+            // Its attributes are in a directory that is not in the tree.
+            page.add_dir(dir)?;
+            page.add_changes(Cursor::start())?;
         }
-        page.told.next = next.map(|cursor| cursor.encode());
-        Ok(())
+        ([], Some(cursor)) => page.add_changes(cursor)?,
+        (_, None) => page.add_files(files, None)?,
+        (_, Some(Cursor::Files(dir, name))) => page.add_files(files, Some((dir, name)))?,
+        _ => return Err(BAD_CURSOR.into()),
     }
+    Ok(Answer::SnapshotChanges(Box::new(page.told)))
 }
 
 impl TreeMoment<'_> {
@@ -310,6 +400,43 @@ impl TreeMoment<'_> {
 }
 
 impl ChangesPage<'_> {
+    /// Adds changes from `cursor` on, until the page is full.
+    fn add_changes(&mut self, cursor: Cursor) -> Result<(), Outcome> {
+        let start = match cursor {
+            Cursor::History { .. } => cursor,
+            Cursor::Grown(dir, after) => {
+                if !self.add_grown(dir, Some(&after))? {
+                    return Ok(());
+                }
+                match Cursor::behind(dir) {
+                    Some(behind) => behind,
+                    None => return Ok(()),
+                }
+            }
+            Cursor::Files(..) => return Err(BAD_CURSOR.into()),
+        };
+        let Cursor::History { id, found, suffix } = &start else { return Ok(()) };
+        let (groups, mut next) = self.source.groups((*id, *found, suffix), self.limit)?;
+        for (number, group) in groups.into_iter().enumerate() {
+            if self.bytes >= PAGE_BYTES && number > 0 {
+                let (id, found, suffix) = (group.id, Default::default(), Box::default());
+                self.told.next = Some(Cursor::History { id, found, suffix }.encode());
+                return Ok(());
+            }
+            let (id, is_last) = (group.id, !group.is_complete);
+            let Some(has_gone) = self.add_group(group)? else { return Ok(()) };
+            // Whether a name has gone goes along to the rest of its directory.
+            if let Some(Cursor::History { id: same, found, .. }) = &mut next
+                && is_last
+                && *same == id
+            {
+                found.has_gone |= has_gone;
+            }
+        }
+        self.told.next = next.map(|cursor| cursor.encode());
+        Ok(())
+    }
+
     /// Adds what history says of a number. Whether a name has gone; `None` if the page is full.
     fn add_group(&mut self, group: Group) -> Result<Option<bool>, Outcome> {
         let Group { id, names, found, is_link, is_complete } = group;
@@ -372,9 +499,7 @@ impl ChangesPage<'_> {
 
     /// Adds names that are new in a directory, from a name on; whether there are no more.
     fn add_grown(&mut self, dir: InodeId, after: Option<&Name>) -> Result<bool, Outcome> {
-        let grown =
-            changes::grown(self.present, self.snapshots, (dir, after), self.moments, self.limit);
-        let (names, next) = grown.map_err(engine_error)?;
+        let (names, next) = self.source.grown(dir, after, self.limit)?;
         let is_end = next.is_none();
         self.told.next = next.map(|name| Cursor::Grown(dir, name).encode());
         let mut pairs = self.pairs(dir, names)?;
@@ -394,8 +519,7 @@ impl ChangesPage<'_> {
         files: &[InodeId],
         after: Option<(InodeId, Name)>,
     ) -> Result<(), Outcome> {
-        let found = locate::run(&*self.newer.engine, (files, after.as_ref()), &|_, _| true)?;
-        let Answer::Located { found, next } = found else { return Ok(()) };
+        let (found, next) = self.source.located(files, after.as_ref())?;
         self.told.next = next.map(|(dir, name)| Cursor::Files(dir, name).encode());
         let mut by_dir: BTreeMap<InodeId, Vec<Name>> = BTreeMap::new();
         for (dir, entry) in found {
