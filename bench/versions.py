@@ -15,6 +15,8 @@ removal. Clones: the time until the prompt, the first touch, and all of one at o
   the first listing of one of its directories with attributes, beside that of the source; and
   `cp -a --reflink` of the same, here and on the local file system.
 
+Snapshots, diff and clones also on a volume that three nodes share, all on this machine.
+
     bench/versions.py           small: writes target/bench/versions.json, versions.svg
     bench/versions.py --full    1 k and 1 M files, a walk of 100,000
 """
@@ -28,7 +30,18 @@ import statistics
 import tempfile
 import time
 
-from common import KESTREL, Local, Null, Server, conclude, options_of, run, scratch_for, timed
+from common import (
+    KESTREL,
+    Cluster,
+    Local,
+    Null,
+    Server,
+    conclude,
+    options_of,
+    run,
+    scratch_for,
+    timed,
+)
 
 OPERATIONS = ("create", "stat", "overwrite", "rename", "unlink")
 DIRECTORY_FILES = 1000
@@ -81,6 +94,24 @@ class Volume:
     def close(self):
         run(KESTREL, "umount", self.dir)
         run(KESTREL, "fsck", self.volume)
+
+
+class Shared:
+    """A volume that three nodes share, mounted."""
+
+    def __init__(self, scratch):
+        self.nodes = Cluster(scratch, 3)
+        self.dir = f"{self.nodes.dir}/mount"
+        os.mkdir(self.dir)
+        run(KESTREL, "mount", self.nodes.url, self.dir)
+
+    def close(self):
+        run(KESTREL, "umount", self.dir)
+        self.nodes.stop()
+
+
+# What is measured on each kind of volume.
+KINDS = {"kestrel": Volume, "three nodes": Shared}
 
 
 @contextlib.contextmanager
@@ -191,7 +222,7 @@ def change_some(top, count):
             os.close(os.open(f"{path}-new", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 
 
-def diff(top, count):
+def diff(side, top, count):
     """How long a comparison of two snapshots of so many files takes."""
     os.mkdir(f"{top}/.snap/before")
     change_some(top, count)
@@ -203,7 +234,7 @@ def diff(top, count):
         taken.append(time.perf_counter() - begun)
         assert len(found) == CHANGES, f"{len(found)} differences are told, of {CHANGES}"
     return {
-        "side": "kestrel",
+        "side": side,
         "what": "diff",
         "files": count,
         "changes": CHANGES,
@@ -212,11 +243,11 @@ def diff(top, count):
     }
 
 
-def times(scratch, sizes):
+def times(scratch, side, sizes):
     """How long it takes to make a snapshot of directories of these sizes, and to compare two."""
     rows = []
     for count in sizes:
-        with on(Volume, scratch) as volume:
+        with on(KINDS[side], scratch) as volume:
             top = f"{volume.dir}/top"
             os.mkdir(top)
             fill(top, count)
@@ -226,10 +257,10 @@ def times(scratch, sizes):
                 begun = time.perf_counter()
                 os.mkdir(f"{top}/.snap/s{number}")
                 taken.append(time.perf_counter() - begun)
-            compared = diff(top, count)
+            compared = diff(side, top, count)
         rows.append(
             {
-                "side": "kestrel",
+                "side": side,
                 "what": "snapshot",
                 "files": count,
                 "us": statistics.median(taken) * 1e6,
@@ -314,30 +345,34 @@ def removal(scratch, count, snapshots):
     }
 
 
-def clones(scratch, count, rounds):
+def clones(scratch, side, count, rounds):
     """Clones of a directory of so many files. Each round lists another directory, the last ones:
-    nobody has listed it before, and the process that fills clones has not come to it yet."""
+    nobody has listed it before, and the process that fills clones has not come to it yet. On one
+    node copies by a program, too, and on the local file system."""
     found = {}
+    systems = [(side, KINDS[side]), *([("local", Local)] if side == "kestrel" else [])]
 
     def note(side, what, files, *call):
         found.setdefault((side, what, files), []).append(timed(*call) * 1e6)
 
-    with on(Volume, scratch) as volume, on(Local, scratch) as local:
-        for system in (volume, local):
+    with contextlib.ExitStack() as stack:
+        open_ones = [(name, stack.enter_context(on(kind, scratch))) for name, kind in systems]
+        for _, system in open_ones:
             os.mkdir(f"{system.dir}/top")
             fill(f"{system.dir}/top", count)
+        volume = open_ones[0][1]
         top = f"{volume.dir}/top"
         last, one = (count - 1) // DIRECTORY_FILES, min(count, DIRECTORY_FILES)
         for number in range(rounds):
             clone, eager = f"{volume.dir}/clone{number}", f"{volume.dir}/eager{number}"
             directory = f"d{max(0, last - 1 - number)}"
-            note("kestrel", "listing of the source", one, walk, f"{top}/{directory}")
-            note("kestrel", "clone", count, run, KESTREL, "clone", top, clone)
-            note("kestrel", "first touch", one, walk, f"{clone}/{directory}")
-            note("kestrel", "clone --eager", count, run, KESTREL, "clone", "--eager", top, eager)
-        for side, system in (("kestrel", volume), ("local", local)):
+            note(side, "listing of the source", one, walk, f"{top}/{directory}")
+            note(side, "clone", count, run, KESTREL, "clone", top, clone)
+            note(side, "first touch", one, walk, f"{clone}/{directory}")
+            note(side, "clone --eager", count, run, KESTREL, "clone", "--eager", top, eager)
+        for name, system in open_ones if side == "kestrel" else []:
             copy = ("cp", "-a", "--reflink=auto", f"{system.dir}/top", f"{system.dir}/copy")
-            note(side, "cp -a --reflink", count, run, *copy)
+            note(name, "cp -a --reflink", count, run, *copy)
     rows = []
     for (side, what, files), us in found.items():
         row = {"side": side, "what": what, "files": files, "us": statistics.median(us)}
@@ -372,6 +407,33 @@ def plot(path, rows):
         file.write("\n".join(parts) + "\n</svg>\n")
 
 
+def judge_kind(side, rows):
+    """The bars of snapshots and clones on a kind of volume."""
+    snapshots = [row for row in rows if row["what"] == "snapshot"]
+    ratio = snapshots[-1]["us"] / snapshots[0]["us"]
+    judged = [
+        (
+            f"{side}: a snapshot of {snapshots[-1]['files']} files: at most {SNAPSHOT_RATIO_MAX} "
+            f"times one of {snapshots[0]['files']} ({ratio:.2f})",
+            ratio <= SNAPSHOT_RATIO_MAX,
+        )
+    ]
+    of = {row["what"]: row for row in rows}
+    for what, most in (
+        ("diff", DIFF_MAX_US),
+        ("clone", CLONE_MAX_US),
+        ("clone --eager", EAGER_MAX_US),
+    ):
+        row = of[what]
+        text = f"{side}: {what} of {row['files']} files: at most {most // 1000} ms"
+        judged.append((f"{text} ({row['us'] / 1000:.0f})", row["us"] <= most))
+    touched = of["first touch"]
+    ratio = touched["us"] / of["listing of the source"]["us"]
+    text = f"{side}: first touch of {touched['files']} names: at most {FIRST_TOUCH_MAX} times"
+    judged.append((f"{text} a listing ({ratio:.2f})", ratio <= FIRST_TOUCH_MAX))
+    return judged
+
+
 def judge(rows):
     judged = []
     of = {(row["side"], row["what"]): row for row in rows if "processor_us" in row}
@@ -386,37 +448,8 @@ def judge(rows):
                     ratio <= RATIO_MAX,
                 )
             )
-    snapshots = [row for row in rows if row["what"] == "snapshot"]
-    ratio = snapshots[-1]["us"] / snapshots[0]["us"]
-    judged.append(
-        (
-            f"a snapshot of {snapshots[-1]['files']} files: at most {SNAPSHOT_RATIO_MAX} times one "
-            f"of {snapshots[0]['files']} ({ratio:.2f})",
-            ratio <= SNAPSHOT_RATIO_MAX,
-        )
-    )
-    compared = [row for row in rows if row["what"] == "diff"][-1]
-    judged.append(
-        (
-            f"diff of {CHANGES} changes among {compared['files']} files: at most "
-            f"{DIFF_MAX_US // 1000} ms ({compared['us'] / 1000:.0f})",
-            compared["us"] <= DIFF_MAX_US,
-        )
-    )
-    cloned = {row["what"]: row for row in rows if row["side"] == "kestrel"}
-    for what, most in (("clone", CLONE_MAX_US), ("clone --eager", EAGER_MAX_US)):
-        row = cloned[what]
-        text = f"{what} of {row['files']} files: at most {most // 1000} ms ({row['us'] / 1000:.0f})"
-        judged.append((text, row["us"] <= most))
-    touched = cloned["first touch"]
-    ratio = touched["us"] / cloned["listing of the source"]["us"]
-    judged.append(
-        (
-            f"first touch of {touched['files']} names: at most {FIRST_TOUCH_MAX} times a listing "
-            f"({ratio:.2f})",
-            ratio <= FIRST_TOUCH_MAX,
-        )
-    )
+    for side in KINDS:
+        judged += judge_kind(side, [row for row in rows if row["side"] == side])
     again = next(row for row in rows if row["what"] == "second walk")
     judged.append(
         (
@@ -439,11 +472,13 @@ def main():
     with scratch_for(wanted.out) as scratch:
         rows = []
         for part in (
-            lambda: times(scratch, sizes),
+            lambda: times(scratch, "kestrel", sizes),
+            lambda: times(scratch, "three nodes", sizes),
             lambda: costs(scratch, files, wanted.rounds),
             lambda: walks(scratch, walked),
             lambda: [removal(scratch, files, 10)],
-            lambda: clones(scratch, walked, max(3, wanted.rounds)),
+            lambda: clones(scratch, "kestrel", walked, max(3, wanted.rounds)),
+            lambda: clones(scratch, "three nodes", walked, max(3, wanted.rounds)),
         ):
             found = part()
             rows += found
