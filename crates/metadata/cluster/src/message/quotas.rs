@@ -20,10 +20,8 @@ pub struct QuotaAsk {
     pub what: u8,
     /// What the sender has counted.
     pub used: i64,
-    /// The least growth of that which is of use.
-    pub least: i64,
-    /// The growth for all that waits there.
-    pub most: i64,
+    /// The growth of that which a request waits for.
+    pub growth: i64,
     /// The limit does not count.
     pub free: bool,
 }

@@ -81,8 +81,7 @@ impl Lender {
         let mine = i128::from(mine.map_or(0, |part| part[what]));
         let others = self.sum(ask.of, what) - mine;
         // What was lent before, if the answer was lost.
-        let least = (i128::from(ask.used) + i128::from(ask.least)).max(mine);
-        let most = (i128::from(ask.used) + i128::from(ask.most)).max(mine);
+        let least = (i128::from(ask.used) + i128::from(ask.growth)).max(mine);
         let (hard, soft) = quota.limits_of(what);
         let end = |limit: Option<u64>| limit.map_or(i64::MAX.into(), i128::from);
         let (hard, soft) = (end(hard), end(soft));
@@ -105,8 +104,7 @@ impl Lender {
             return if ask.free { grant(least) } else { Decision::Deny(false) };
         }
         let members = i128::try_from(members).unwrap_or(1).max(1);
-        let more = (left - most).max(0) / (2 * members);
-        grant((most + more).clamp(least, left))
+        grant(least + (left - least) / (2 * members))
     }
 }
 

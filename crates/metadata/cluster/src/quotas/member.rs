@@ -24,9 +24,8 @@ type Asked = (QuotaSubject, u8, bool);
 struct Ask {
     number: u64,
     sent: Nanos,
-    least: i64,
-    most: i64,
-    /// The requests that it is for, and what each needs.
+    growth: i64,
+    /// The requests that it is for.
     tickets: Vec<u64>,
     /// Requests that came later.
     later: Vec<u64>,
@@ -57,8 +56,8 @@ impl ClusterNode {
         if let Some(ask) = self.quotas.asks.0.get_mut(&asked) {
             return ask.later.push(ticket);
         }
-        let (least, most, tickets) = (want.more, want.more, vec![ticket]);
-        let ask = Ask { number, sent: now, least, most, tickets, later: Vec::new() };
+        let (growth, tickets) = (want.more, vec![ticket]);
+        let ask = Ask { number, sent: now, growth, tickets, later: Vec::new() };
         self.quotas.asks.0.insert(asked, ask);
         self.send_part_ask(asked);
     }
@@ -72,8 +71,8 @@ impl ClusterNode {
         let (of, what, free) = asked;
         let Some(quota) = table.all.get(&of) else { return };
         let used = quota.used()[usize::from(what)];
-        let Ask { number, least, most, .. } = *ask;
-        let ask = QuotaAsk { number, set, of, what, used, least, most, free };
+        let Ask { number, growth, .. } = *ask;
+        let ask = QuotaAsk { number, set, of, what, used, growth, free };
         self.say_of_quotas(leader, QuotaMessage::Ask(ask));
     }
 

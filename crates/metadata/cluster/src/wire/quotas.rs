@@ -62,13 +62,13 @@ pub(super) fn put(out: &mut Vec<u8>, message: &QuotaMessage) {
                 put_dir(out, *home);
             });
         }
-        QuotaMessage::Ask(QuotaAsk { number, set, of, what, used, least, most, free }) => {
+        QuotaMessage::Ask(QuotaAsk { number, set, of, what, used, growth, free }) => {
             out.push(ASK);
             put_varint(out, *number);
             put_order(out, *set);
             put_subject(out, of);
             out.push(*what);
-            [used, least, most].into_iter().for_each(|n| out.extend_from_slice(&n.to_be_bytes()));
+            [used, growth].into_iter().for_each(|n| out.extend_from_slice(&n.to_be_bytes()));
             out.push(u8::from(*free));
         }
         QuotaMessage::Granted { number, after, to } => {
@@ -118,12 +118,12 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<QuotaMessage, DecodeError> {
             let (number, set, of) = (r.varint()?, order(r)?, subject(r)?);
             let what = Some(r.u8()?).filter(|what| *what < 2);
             let what = what.ok_or(DecodeError("a part of an unknown limit"))?;
-            let (used, least, most) = (r.i64()?, r.i64()?, r.i64()?);
-            if least <= 0 || most < least {
+            let (used, growth) = (r.i64()?, r.i64()?);
+            if growth <= 0 {
                 return Err(DecodeError("a part of a quota that is of no use"));
             }
             let free = boolean(r)?;
-            QuotaMessage::Ask(QuotaAsk { number, set, of, what, used, least, most, free })
+            QuotaMessage::Ask(QuotaAsk { number, set, of, what, used, growth, free })
         }
         GRANTED => QuotaMessage::Granted { number: r.varint()?, after: order(r)?, to: r.i64()? },
         DENIED => QuotaMessage::Denied { number: r.varint()?, soft: boolean(r)? },

@@ -529,16 +529,7 @@ fn quotas() -> Vec<(&'static str, Message)> {
         QuotaRecord { of: QuotaSubject::User(1000), limits, above: None },
     ];
     let parts = vec![(of, [3, -1]), (QuotaSubject::Volume, [0, 1 << 40])];
-    let ask = QuotaAsk {
-        number: 300,
-        set: order,
-        of,
-        what: 1,
-        used: -5,
-        least: 1,
-        most: 4096,
-        free: false,
-    };
+    let ask = QuotaAsk { number: 300, set: order, of, what: 1, used: -5, growth: 1, free: false };
     [
         (
             "quota-sync",

@@ -49,16 +49,15 @@ fn usage() -> BoxedStrategy<QuotaUsage> {
 }
 
 fn ask() -> BoxedStrategy<QuotaAsk> {
-    let needs = (any::<i64>(), 1..=i64::MAX, 0..=i64::MAX);
+    let needs = (any::<i64>(), 1..=i64::MAX);
     (number(), order(), subject(), 0..2u8, needs, any::<bool>())
-        .prop_map(|(number, set, of, what, (used, least, more), free)| QuotaAsk {
+        .prop_map(|(number, set, of, what, (used, growth), free)| QuotaAsk {
             number,
             set,
             of,
             what,
             used,
-            least,
-            most: least.saturating_add(more),
+            growth,
             free,
         })
         .boxed()
