@@ -95,6 +95,22 @@ prints() {
     grep -qE -- "$pattern" "$WORK/prints.out" || { cat "$WORK/prints.out" && return 1; }
 }
 
+# changes TEXT COMMAND…: a change of the placement map, tried again while something is in its way.
+# CHANGE_SECONDS: how long one attempt may take.
+changes() {
+    local text=$1 try
+    shift
+    for ((try = 0; try < 8; try++)); do
+        if timeout "${CHANGE_SECONDS:-120}" "$@" >"$WORK/change.out" 2>&1; then
+            ok "$text"
+            return
+        fi
+        sleep 1
+    done
+    cat "$WORK/change.out"
+    fail "$text"
+}
+
 # refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a
 # panic.
 refuses() {

@@ -12,6 +12,8 @@ needs_kestrel
 
 volume=$WORK/volume a=$WORK/a b=$WORK/b
 py=$ROOT/tests/cluster/quotas.py
+# remove-node has a timeout of its own.
+CHANGE_SECONDS=200
 files=${FILES:-1500} writers=${WRITERS:-16} kills=${KILLS:-3}
 SERVE_OPTIONS=(--lease 4s)
 make_volume "$volume" --grace 1s
@@ -22,21 +24,6 @@ check "all nodes are up" settled "$volume"
 
 quota() {
     timeout 120 "$KESTREL" quota "$@"
-}
-
-# changes TEXT COMMAND…: a change of the placement map, tried again while something is in its way.
-changes() {
-    local text=$1 try
-    shift
-    for ((try = 0; try < 8; try++)); do
-        if timeout 200 "$@" >"$WORK/change.out" 2>&1; then
-            ok "$text"
-            return
-        fi
-        sleep 1
-    done
-    cat "$WORK/change.out"
-    fail "$text"
 }
 
 # A quota of a tree that is there, by one mount; it counts at the other.

@@ -27,21 +27,6 @@ equals() {
     check "$1: diff -r" diff -r --no-dereference --exclude=fifo "$copy" "$2"
 }
 
-# changes TEXT COMMAND…: a change of the placement map, tried again while something is in its way.
-changes() {
-    local text=$1 try
-    shift
-    for ((try = 0; try < 8; try++)); do
-        if timeout 120 "$@" >"$WORK/change.out" 2>&1; then
-            ok "$text"
-            return
-        fi
-        sleep 1
-    done
-    cat "$WORK/change.out"
-    fail "$text"
-}
-
 # A snapshot by one mount is there at the other, and at once as it was.
 mkdir "$a/tree"
 python3 "$trees" make "$a/tree" 1
