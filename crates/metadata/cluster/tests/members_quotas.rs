@@ -6,9 +6,11 @@ mod common;
 
 use kestrel_cluster::{Message, QuotaMessage};
 use kestrel_types::clock::SECOND;
+use kestrel_types::ids::ROOT;
+use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
 use kestrel_types::quota::{OverSince, QuotaLimits, QuotaSubject};
-use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Request, SetAttr};
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Request, SetAttr};
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
@@ -298,4 +300,42 @@ fn quota_that_a_member_misses() {
     assert_eq!(slot_file.lock().as_ref().map(errno), Some(0));
     assert_eq!(cluster.used(of), (2, 0));
     cluster.quotas_are_exact();
+}
+
+/// A truncation that has read towards which quota a file with two names counts, before another
+/// quota was set, is charged to that one, too.
+#[test]
+fn truncation_across_a_new_quota() {
+    let mut cluster = Cluster::new(3);
+    // Or nobody reads it.
+    cluster.inode(1, Op::MkDir(at("other"), 0o755));
+    cluster.dir_quota("other", limits(None, 1000));
+    let of = QuotaSubject::Dir(ROOT);
+    let reads_home = |_, message: &Message| match message {
+        Message::Lent { rows, .. } => rows.iter().any(|(key, _)| key.table == Table::Quota),
+        _ => false,
+    };
+    let mut held = 0;
+    for number in 0..12 {
+        let (one, two) = (format!("f{number}"), format!("g{number}"));
+        let ino = cluster.inode(1, mknod(&one)).ino;
+        assert_eq!(cluster.write(&one, 100), 0);
+        let file = InodeRef { ino, seen: Some((ROOT, at(&one).name)) };
+        assert_eq!(cluster.errno(Op::Link(file, at(&two))), 0);
+        let flags = OpenFlags { write: true, truncate: true, ..OpenFlags::default() };
+        let request = Request { creds: Creds::root(), op: Op::OpenAt(at(&two), flags) };
+        let slot = cluster.submit(1, request, None);
+        let Some((to, envelope)) = cluster.carry(reads_home) else {
+            assert_eq!(errno(&cluster.wait_for(&slot)), 0);
+            continue;
+        };
+        held += 1;
+        cluster.set_quota(of, limits(1 << 20, None));
+        let now = cluster.now;
+        cluster.members.get_mut(&to).unwrap().receive(envelope, now);
+        assert_eq!(errno(&cluster.wait_for(&slot)), 0);
+        cluster.quotas_are_exact();
+        assert_eq!(cluster.errno(Op::QuotaRemove(of)), 0);
+    }
+    assert!(held > 0);
 }
