@@ -12,6 +12,7 @@ use kestrel_meta::node::{Compared, ComparedTold};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
+use kestrel_types::snapshot_changes::CHANGED_FILES_MAX;
 
 use super::ClusterNode;
 use super::message::polls::{PollAnswer, PollQuestion};
@@ -29,6 +30,8 @@ const NOT_NOW: FsError = FsError::new(
     "nodes of a cluster tell changes between snapshots: walk through both moments",
 );
 
+const TOO_MANY_FILES: FsError = FsError::new(libc::EINVAL, "too many files are looked for at once");
+
 const TOO_LONG: FsError =
     FsError::new(libc::ELOOP, "metadata: a page of changes needs more questions than any path has");
 
@@ -44,9 +47,15 @@ impl ClusterNode {
     /// Begins to answer `Op::SnapshotChanges`.
     pub(super) fn compare(&mut self, ticket: u64) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let Op::SnapshotChanges { dir, newer, .. } = work.request.op else { return };
-        if newer.is_none() {
-            return self.answer(ticket, Err(NOT_NOW.into()));
+        let Op::SnapshotChanges { dir, newer, files, .. } = &work.request.op else { return };
+        let refused = match newer {
+            None => Some(NOT_NOW),
+            Some(_) if files.len() > CHANGED_FILES_MAX => Some(TOO_MANY_FILES),
+            Some(_) => None,
+        };
+        let dir = *dir;
+        if let Some(why) = refused {
+            return self.answer(ticket, Err(why.into()));
         }
         work.stage = Stage::Polling;
         let comparison = Comparison { told: ToldChanges::new(dir), asked: None, rounds: 0 };

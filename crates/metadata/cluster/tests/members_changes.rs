@@ -15,7 +15,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Request, SetAttr};
 use kestrel_types::snapshot::SnapshotId;
-use kestrel_types::snapshot_changes::{ChangedDir, DirMoment};
+use kestrel_types::snapshot_changes::{CHANGED_FILES_MAX, ChangedDir, DirMoment};
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
@@ -246,6 +246,15 @@ fn refused_changes() {
     assert_eq!(errno(&cluster.ask(leader, op(b, Some(a), None))), libc::EINVAL);
     assert_eq!(errno(&cluster.ask(leader, op(a, Some(b), Some([9; 12].into())))), libc::EINVAL);
     assert_eq!(errno(&cluster.ask(leader, op(a, None, None))), libc::EOPNOTSUPP);
+    let too_many = Op::SnapshotChanges {
+        dir: ROOT,
+        older: a,
+        newer: Some(b),
+        files: vec![7; CHANGED_FILES_MAX + 1],
+        limit: 100,
+        after: None,
+    };
+    assert_eq!(errno(&cluster.ask(leader, too_many)), libc::EINVAL);
     let creds = Creds { uid: 1000, gid: 1000, ..Creds::root() };
     let mut ask_as = |op| {
         let slot = cluster.submit(leader, Request { creds: creds.clone(), op }, None);
