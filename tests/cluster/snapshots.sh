@@ -98,8 +98,15 @@ rm -rf "$copy" && cp -a --sparse=auto "$b/late" "$copy"
 check "a snapshot with four nodes" mkdir "$b/late/.snap/four"
 python3 "$trees" churn "$a/late" 4
 equals "of four nodes" "$a/late/.snap/four"
+mkdir "$b/late/.snap/five"
+differs() {
+    "$KESTREL" snapshot diff "$1" four five
+}
+differs "$a/late" >"$WORK/told"
+check "a diff of four nodes" test -s "$WORK/told"
 changes "a node is drained" "$KESTREL" cluster drain "$url" --node 2
 equals "after a node was drained" "$b/late/.snap/four"
+check "the same diff" cmp <(differs "$b/late") "$WORK/told"
 check "fsck while all serve" fsck_volume "$volume" --data
 
 # What is removed goes, at all nodes.
@@ -119,6 +126,7 @@ check "fsck --data of all nodes at rest" fsck_volume "$volume" --data
 SERVING=''
 check "the dump goes into one node" "$KESTREL" load "$WORK/dump" "$WORK/single" \
     --objects "$volume/objects"
+check "the same diff of one node" cmp <(differs "$WORK/single:/late") "$WORK/told"
 "$KESTREL" mount "$WORK/single:/late@four" "$b" --allow-other >/dev/null
 equals "of one node" "$b"
 umount_volume "$b"
