@@ -59,15 +59,13 @@ impl ClusterNode {
         }
         work.stage = Stage::Polling;
         let comparison = Comparison { told: ToldChanges::new(dir), asked: None, rounds: 0 };
-        self.comparisons.insert(ticket, comparison);
-        self.compare_more(ticket);
+        self.compare_more(ticket, comparison);
     }
 
     /// Judges what was told, and asks for what is not.
-    fn compare_more(&mut self, ticket: u64) {
+    fn compare_more(&mut self, ticket: u64, mut comparison: Comparison) {
         let nodes = self.table.serving().count().max(1);
         let Some(work) = self.works.get(&ticket) else { return };
-        let Some(comparison) = self.comparisons.get_mut(&ticket) else { return };
         let Op::SnapshotChanges { dir, older, newer, files, limit, after } = &work.request.op
         else {
             return;
@@ -80,14 +78,10 @@ impl ClusterNode {
         let outcome = self.node.compare_told(creds, &compared, (files, after.as_ref()), told);
         let lack = match outcome {
             ComparedTold::Lacks(lack) => lack,
-            ComparedTold::Ended(reply) => {
-                self.comparisons.remove(&ticket);
-                return self.end_at(ticket, reply);
-            }
+            ComparedTold::Ended(reply) => return self.end_at(ticket, reply),
         };
         comparison.rounds += 1;
         if comparison.rounds > ROUNDS_MAX {
-            self.comparisons.remove(&ticket);
             return self.answer(ticket, Err(TOO_LONG.into()));
         }
         let question = match &lack {
@@ -101,6 +95,7 @@ impl ClusterNode {
             }
         };
         comparison.asked = Some(lack);
+        self.comparisons.insert(ticket, comparison);
         self.poll(question, Then::CompareOn(ticket));
     }
 
@@ -110,13 +105,11 @@ impl ClusterNode {
         ticket: u64,
         answers: Option<BTreeMap<NodeId, PollAnswer>>,
     ) {
-        let Some(comparison) = self.comparisons.get_mut(&ticket) else { return };
+        let Some(mut comparison) = self.comparisons.remove(&ticket) else { return };
         let Some(answers) = answers else {
-            self.comparisons.remove(&ticket);
             return self.answer(ticket, Err(out_of_reach().into()));
         };
         if is_gone(&answers) {
-            self.comparisons.remove(&ticket);
             return self.lacked_moment(ticket);
         }
         let failed = answers.values().find_map(|answer| match answer {
@@ -124,7 +117,6 @@ impl ClusterNode {
             _ => None,
         });
         if let Some(why) = failed {
-            self.comparisons.remove(&ticket);
             return self.answer(ticket, Err(why.into()));
         }
         match comparison.asked.take() {
@@ -138,7 +130,7 @@ impl ClusterNode {
             Some(ChangesLack::Located(..)) => comparison.told.take_located(merge_located(answers)),
             None => return,
         }
-        self.compare_more(ticket);
+        self.compare_more(ticket, comparison);
     }
 
     /// Another member does not have one of the snapshots. If this one has both, the other one has
