@@ -21,7 +21,7 @@ HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
 PEER_HELLO, PEER = 6, 7
 WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
 # Version of the protocol that the server speaks.
-VERSION = 13
+VERSION = 14
 FRAME_MAX = 4 << 20
 
 CRC_TABLE = []

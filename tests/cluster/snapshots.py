@@ -7,6 +7,8 @@
                                         of each and how far the writer was before and after
     snapshots.py clone STOP DIR INTO LIST
                                         the same with clones of DIR in INTO
+    snapshots.py compare STOP DIR NAME  compares DIR with its snapshot NAME, which has no files,
+                                        until STOP exists; each time it is one instant
     snapshots.py judge DIR LIST         each snapshot or clone of LIST, a path below DIR, is one
                                         instant of what was written
     snapshots.py read STOP DIR COPY     compares DIR with COPY again and again until STOP exists
@@ -16,6 +18,7 @@ The writer notes how far it is in `done`, beside the directory that holds the fi
 
 import errno
 import filecmp
+import json
 import os
 import subprocess
 import sys
@@ -116,6 +119,36 @@ def numbers(top):
     return found
 
 
+def judge_instant(name, one, other, before, after):
+    # Each file was made after the one before was there: so an instant has all up to some file.
+    for found in (one, other):
+        assert found == set(range(len(found))), f"{name}: a file is missing, later ones are not"
+    assert len(one) - len(other) in (0, 1), f"{name}: {len(one)} and {len(other)} files"
+    assert before <= len(other), f"{name}: {len(other)} files of {before}"
+    assert len(one) <= after + 2, f"{name}: {len(one)} files, {after} when it was there"
+
+
+def compare(stop, top, base):
+    work, rounds = os.path.dirname(stop), 0
+    command = [os.environ["KESTREL"], "snapshot", "diff", "--json", top, base]
+    while not os.path.exists(stop):
+        before = progress(work)
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found = {"one": set(), "other": set()}
+        for told in json.loads(done.stdout)["differences"]:
+            if told["type"] == "file":
+                assert told["what"] == "created", told
+                half, _, name = told["path"].split("/")
+                found[half].add(int(name))
+        judge_instant(f"diff {rounds}", found["one"], found["other"], before, progress(work))
+        rounds += 1
+        # A minute has less than 64 of them, which is the most that may be there.
+        time.sleep(1)
+    assert rounds > 0
+    print(rounds, "diffs with now are one instant each")
+
+
 def judge(top, listed):
     count = 0
     with open(listed) as file:
@@ -124,12 +157,7 @@ def judge(top, listed):
         snapshot = os.path.join(top, name)
         one = numbers(os.path.join(snapshot, "one"))
         other = numbers(os.path.join(snapshot, "other"))
-        # Each file was made after the one before was there: so a snapshot has all up to some file.
-        for found in (one, other):
-            assert found == set(range(len(found))), f"{name}: a file is missing, later ones are not"
-        assert len(one) - len(other) in (0, 1), f"{name}: {len(one)} and {len(other)} files"
-        assert int(before) <= len(other), f"{name}: {len(other)} files of {before}"
-        assert len(one) <= int(after) + 2, f"{name}: {len(one)} files, {after} when it was there"
+        judge_instant(name, one, other, int(before), int(after))
         count += 1
     assert count > 0
     print(count, "are one instant each")
@@ -156,7 +184,14 @@ def read(stop, one, other):
     print(rounds, "comparisons")
 
 
-COMMANDS = {"write": write, "take": take, "clone": clone, "judge": judge, "read": read}
+COMMANDS = {
+    "write": write,
+    "take": take,
+    "clone": clone,
+    "compare": compare,
+    "judge": judge,
+    "read": read,
+}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](*sys.argv[2:])

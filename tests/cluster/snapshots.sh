@@ -41,7 +41,7 @@ check "it has the new name here" test -d "$a/tree/.snap/kept"
 # One instant, while nodes are killed.
 mkdir "$a/w" "$a/w/one" "$a/w/other" "$a/clones"
 for number in $(seq 0 15); do mkdir "$a/w/one/$number" "$a/w/other/$number"; done
-mkdir "$WORK/run"
+mkdir "$WORK/run" "$a/w/.snap/empty"
 python3 "$py" write "$WORK/run/stop" "$a/w/one" "$b/w/other" >"$WORK/write.out" 2>&1 &
 writer=$!
 python3 "$py" take "$WORK/run/stop" "$b/w" "$WORK/run/list" >"$WORK/take.out" 2>&1 &
@@ -51,6 +51,8 @@ reader=$!
 python3 "$py" clone "$WORK/run/stop" "$a/w" "$a/clones" "$WORK/run/clones" \
     >"$WORK/clone.out" 2>&1 &
 cloner=$!
+python3 "$py" compare "$WORK/run/stop" "$b/w" empty >"$WORK/compare.out" 2>&1 &
+comparer=$!
 sleep 2
 for ((kill = 0; kill < kills; kill++)); do
     node=$((kill % 3 + 1))
@@ -64,6 +66,8 @@ check "no call of the writer failed" wait "$writer"
 check "no snapshot failed" wait "$taker"
 check "no read of a snapshot failed" wait "$reader"
 check "no clone failed" wait "$cloner"
+check "S10 each comparison with now is of one instant" wait "$comparer"
+cat "$WORK/compare.out"
 cat "$WORK/take.out"
 check "each is one instant" python3 "$py" judge "$a/w" "$WORK/run/list"
 check "at the other mount, too" python3 "$py" judge "$b/w" "$WORK/run/list"

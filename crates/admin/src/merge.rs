@@ -149,8 +149,8 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
     Ok(batch.send()?)
 }
 
-/// No member ends a cut that was under way: what was kept for the snapshot is given back. Whether
-/// there are snapshots, or such.
+/// No member ends a cut or a comparison that was under way: what was kept for the snapshot is given
+/// back. Whether there are snapshots, or such.
 fn end_cuts(engine: &dyn Engine, batch: &mut Batch<'_>) -> Result<bool, InfoError> {
     let mut found = false;
     for row in Rows::from(engine, Table::System, 0, RECORD_PREFIX) {
@@ -158,7 +158,7 @@ fn end_cuts(engine: &dyn Engine, batch: &mut Batch<'_>) -> Result<bool, InfoErro
         let Some(record) = SnapshotInfo::decode(&key.suffix, &value) else { break };
         found = true;
         if let Ok(info) = record
-            && info.cutting
+            && (info.cutting || info.hidden && info.clones.is_empty())
         {
             let ended = SnapshotInfo { removing: true, cutting: false, ..info };
             batch.add(Mutation { key, value: Some(ended.encode()) })?;

@@ -376,7 +376,9 @@ pub enum Op {
         dir: InodeId,
         /// The older moment.
         older: SnapshotId,
-        /// The newer moment: a later snapshot (`EINVAL` for another one), or `None` for now.
+        /// The newer moment: a later snapshot (`EINVAL` for another one), or `None` for now. Of
+        /// several nodes only a first page may be of now: its answer names the snapshot that was
+        /// made for it (`EBUSY` if there are too many such).
         newer: Option<SnapshotId>,
         /// Names of these files are looked for, in place of changes: at most
         /// [`crate::snapshot_changes::CHANGED_FILES_MAX`].

@@ -66,7 +66,8 @@ pub struct SnapshotInfo {
     /// is no snapshot yet, and is not listed. At members other than the one that leads snapshots
     /// this may still stand when it is one.
     pub cutting: bool,
-    /// No user sees it: it is there for clones alone, and goes when none of them needs it.
+    /// No user sees it: it is there for clones alone, and goes when none of them needs it; or for a
+    /// comparison with the present, which holds it by a tag.
     pub hidden: bool,
     /// Tags that keep it from being removed, in order, at most [`HOLDS_MAX`].
     pub holds: Vec<Name>,
@@ -85,6 +86,12 @@ impl SnapshotInfo {
     /// Whether users see it.
     pub fn is_shown(&self) -> bool {
         !self.removing && !self.cutting && !self.hidden
+    }
+
+    /// Whether it was made for a comparison with the present: it is not listed, and is read by its
+    /// number.
+    pub fn is_compared(&self) -> bool {
+        self.hidden && !self.holds.is_empty()
     }
 
     /// The same with a clone that needs it.

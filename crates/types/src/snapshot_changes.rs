@@ -1,9 +1,11 @@
 //! What a node tells of the changes between two moments of a tree, and of the space that a snapshot
 //! holds. Both are told page by page, each page with the [`HistoryCursor`] of the next one.
 
+use crate::clock::{Nanos, SECOND};
 use crate::ids::InodeId;
 use crate::inode::Inode;
 use crate::name::Name;
+use crate::snapshot::SnapshotId;
 
 /// Where the next page goes on. Only the node reads it.
 pub type HistoryCursor = Box<[u8]>;
@@ -14,6 +16,10 @@ pub const CURSOR_BYTES_MAX: usize = 320;
 /// Most files that one request for changes looks for: as many as the operation Locate does.
 pub const CHANGED_FILES_MAX: usize = 4096;
 
+/// For so long nodes keep a snapshot that they made for a comparison with the present, after the
+/// last question about its changes.
+pub const COMPARED_KEPT: Nanos = 60 * SECOND;
+
 /// A page of what may differ between two moments of a tree: all that does, and some that does not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapshotChanges {
@@ -22,6 +28,10 @@ pub struct SnapshotChanges {
     /// Files of the volume with several names at both moments that have changed: their names are
     /// told when they are looked for.
     pub files: Vec<InodeId>,
+    /// The newer moment, if it is a snapshot. Several nodes make one for a question about the
+    /// present: the next questions are about that. It goes when nobody has asked about it for
+    /// [`COMPARED_KEPT`].
+    pub newer: Option<SnapshotId>,
     /// Where the next page goes on; `None` at the end.
     pub next: Option<HistoryCursor>,
 }

@@ -65,7 +65,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;
 
 /// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that
 /// of other requests: look at a newer table, or wait, and ask again.

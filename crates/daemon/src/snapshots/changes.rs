@@ -1,14 +1,14 @@
 //! What nodes tell of changes between two moments, and of what a snapshot holds, as JSON for
 //! [`super::trees`] and `kestrel snapshot info`.
 //!
-//! A page of changes is `{"dirs": [[dir, before, after, names]], "files": […], "next": …}`.
+//! A page of changes is `{"dirs": [[dir, before, after, names]], "files": […], "newer": …, "next":
+//! …}`. `newer` is the number of the snapshot that the next questions are about, or null for now.
 //! `before` and `after` are `[path, directory above, summary]`. `names` is a list of
 //! `[name, old, new]`, and `old` and `new` are null or `[inode, type, summary]`. `next` is null at
-//! the end, or what the next question takes for `after`. `{"walk": true}`: the node cannot tell.
+//! the end, or what the next question takes for `after`.
 
 use kestrel_client::fs::unexpected;
 use kestrel_client::hex::{from_hex, to_hex};
-use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::request::{Answer, Op};
@@ -60,10 +60,10 @@ pub fn changes(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Str
         Ok(Answer::SnapshotChanges(changes)) => Ok(json!({
             "dirs": changes.dirs.iter().map(dir_value).collect::<Vec<_>>(),
             "files": changes.files,
+            "newer": changes.newer,
             "next": next(changes.next.as_ref()),
         })),
         Ok(other) => Err(told(&unexpected(&other))),
-        Err(FsError { errno: libc::EOPNOTSUPP, .. }) => Ok(json!({ "walk": true })),
         Err(why) => Err(told(&why)),
     }
 }

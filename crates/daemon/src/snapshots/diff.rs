@@ -4,15 +4,9 @@
 //! directory holds has not changed by the move. Entries that only one tree has are matched by inode
 //! number at the end; a pair is a rename.
 //!
-//! **Changes.** [`diff_of_changes`] takes what the node tells of directories that both trees have,
-//! and reads nothing else but what is below directories that only one tree has. It takes time in
-//! proportion to what differs.
-//!
-//! **Walk.** [`diff`] walks both trees side by side, from one directory that both have, where the
-//! node cannot tell. It skips no directory: an inode's change does not touch the directories above
-//! it, so equal stamps of a directory prove nothing of what is below, and even its own entries hold
-//! inodes that change without it. It takes time in proportion to the trees, memory in proportion to
-//! what differs.
+//! [`diff`] takes what nodes tell of directories that both trees have, and reads nothing else but
+//! what is below directories that only one tree has. It takes time and memory in proportion to what
+//! differs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -145,12 +139,12 @@ pub struct ChangedListing {
 ///
 /// # Errors
 /// If one of the trees cannot be read.
-pub fn diff_of_changes<T: Trees>(
+pub fn diff<T: Trees>(
     trees: &mut T,
     changed: &[ChangedListing],
 ) -> Result<Vec<Difference>, T::Error> {
     let dirs = changed.iter().map(|listing| listing.dir);
-    let mut walk = Walk { both: dirs.collect(), ..Walk::default() };
+    let mut comparison = Comparison { both: dirs.collect(), ..Comparison::default() };
     for listing in changed {
         let ChangedListing { dir, path_before, path_after, renamed, before, after } = listing;
         let pair = Pair {
@@ -159,29 +153,10 @@ pub fn diff_of_changes<T: Trees>(
             after: path_after.as_ref().into(),
             renamed: *renamed,
         };
-        // The directories that it has at both are among the changed ones, if they have changed.
-        walk.compare(&pair, before, after);
+        comparison.compare(&pair, before, after);
     }
-    walk.compare_rest(trees)?;
-    Ok(walk.finish())
-}
-
-/// All differences, sorted by path.
-///
-/// # Errors
-/// If one of the trees cannot be read.
-pub fn diff<T: Trees>(trees: &mut T, root: InodeId) -> Result<Vec<Difference>, T::Error> {
-    let mut walk = Walk::default();
-    let path: Arc<[u8]> = Arc::from([]);
-    walk.pairs.push(Pair { dir: root, before: path.clone(), after: path, renamed: false });
-    walk.compare_pairs(trees)?;
-    // A directory that was moved out of a directory that both trees have, and into one: its own
-    // entries are compared as if it had stayed, without keeping them.
-    while walk.pair_moved() {
-        walk.compare_pairs(trees)?;
-    }
-    walk.compare_rest(trees)?;
-    Ok(walk.finish())
+    comparison.compare_rest(trees)?;
+    Ok(comparison.finish())
 }
 
 /// A directory that both trees have, with its path in each.
@@ -212,8 +187,7 @@ struct ReadDir {
 type ReadDirs = HashMap<InodeId, ReadDir>;
 
 #[derive(Default)]
-struct Walk {
-    pairs: Vec<Pair>,
+struct Comparison {
     gone: Vec<Loose>,
     new: Vec<Loose>,
     changed: Vec<Difference>,
@@ -221,21 +195,10 @@ struct Walk {
     both: HashSet<InodeId>,
 }
 
-impl Walk {
-    fn compare_pairs<T: Trees>(&mut self, trees: &mut T) -> Result<(), T::Error> {
-        while let Some(pair) = self.pairs.pop() {
-            let before = trees.list(Side::Before, pair.dir)?;
-            let after = trees.list(Side::After, pair.dir)?;
-            let below = self.compare(&pair, &before, &after);
-            self.pairs.extend(below);
-        }
-        Ok(())
-    }
-
-    /// Compares a directory at both moments. Returns the directories that it has at both.
-    fn compare(&mut self, pair: &Pair, before: &DirListing, after: &DirListing) -> Vec<Pair> {
+impl Comparison {
+    /// Compares a directory at both moments, without what is below the directories in it.
+    fn compare(&mut self, pair: &Pair, before: &DirListing, after: &DirListing) {
         let loose = self.gone.len() + self.new.len();
-        let mut below = Vec::new();
         let (mut olds, mut news) =
             (before.entries.iter().peekable(), after.entries.iter().peekable());
         loop {
@@ -249,14 +212,7 @@ impl Walk {
             let new = if order.is_ge() { news.next() } else { None };
             match (old, new) {
                 (Some(old), Some(new)) if old.ino == new.ino => {
-                    if new.kind == Kind::Dir {
-                        below.push(Pair {
-                            dir: new.ino,
-                            before: join(&pair.before, &old.name),
-                            after: join(&pair.after, &new.name),
-                            renamed: false,
-                        });
-                    } else if let (Some(was), Some(is)) = (&old.inode, &new.inode)
+                    if let (Some(was), Some(is)) = (&old.inode, &new.inode)
                         && let Some(change) = changed(was, is, has_other_times(was, is, false))
                     {
                         let place = place(pair.dir, &pair.after, new);
@@ -277,24 +233,6 @@ impl Walk {
             let place = place_of_dir(pair);
             self.changed.push(Difference { place, change, kind: Kind::Dir, ino: pair.dir });
         }
-        below
-    }
-
-    /// Makes pairs of directories that are loose in both trees; whether there are any.
-    fn pair_moved(&mut self) -> bool {
-        let dirs = |all: &[Loose]| -> HashMap<InodeId, Arc<[u8]>> {
-            let dirs = all.iter().filter(|loose| loose.kind == Kind::Dir);
-            dirs.map(|loose| (loose.ino, Arc::from(&*loose.place.path))).collect()
-        };
-        let (gone, new) = (dirs(&self.gone), dirs(&self.new));
-        for (dir, before) in gone {
-            if let Some(after) = new.get(&dir)
-                && self.both.insert(dir)
-            {
-                self.pairs.push(Pair { dir, before, after: after.clone(), renamed: true });
-            }
-        }
-        !self.pairs.is_empty()
     }
 
     /// Reads all that is below the directories that are still loose in one tree, and compares what
@@ -307,7 +245,6 @@ impl Walk {
                 Some(new) => {
                     let renamed = old.parent != new.parent || name_of(&old) != name_of(&new);
                     let pair = Pair { dir, before: old.path, after: new.path, renamed };
-                    // The directories that it has at both are among those read.
                     self.compare(&pair, &old.listing, &new.listing);
                 }
                 None => {
@@ -503,9 +440,15 @@ mod tests {
         }
     }
 
+    /// What differs, where all names are told.
+    fn all_differences(before: &Tree, after: &Tree) -> Vec<Difference> {
+        let changed = changes(before, after, u64::MAX);
+        diff(&mut Both(before.clone(), after.clone()), &changed).unwrap()
+    }
+
     fn lines(before: &Tree, after: &Tree) -> Vec<String> {
         let text = |path: &[u8]| String::from_utf8(path.to_vec()).unwrap();
-        let found = diff(&mut Both(before.clone(), after.clone()), ROOT).unwrap();
+        let found = all_differences(before, after);
         let line = |one: &Difference| match &one.change {
             Change::Created => format!("+ {}", text(&one.place.path)),
             Change::Removed => format!("- {}", text(&one.place.path)),
@@ -641,7 +584,7 @@ mod tests {
     }
 
     fn check_names(before: &Tree, after: &Tree, seed: u64) {
-        let found = diff(&mut Both(before.clone(), after.clone()), ROOT).unwrap();
+        let found = all_differences(before, after);
         let names = |tree: &Tree| -> BTreeSet<_> {
             tree.entries.iter().map(|((dir, name), (ino, _))| (*dir, name.clone(), *ino)).collect()
         };
@@ -688,7 +631,7 @@ mod tests {
         let mut out = Vec::new();
         for dir in olds.keys().filter(|dir| news.contains_key(*dir)) {
             let (mut old, mut new) = (before.list(*dir), after.list(*dir));
-            let is_noise = |name: &[u8]| noise >> (name[1] % 64) & 1 == 1;
+            let is_noise = |name: &[u8]| noise >> (name[name.len() - 1] % 64) & 1 == 1;
             let same: BTreeSet<_> = old
                 .entries
                 .iter()
@@ -724,14 +667,14 @@ mod tests {
         }
     }
 
-    /// Changes say the same as a walk through both trees.
+    /// Names that have not changed need not be told.
     fn check_changes(before: &Tree, after: &Tree, seed: u64) {
-        let walked = diff(&mut Both(before.clone(), after.clone()), ROOT).unwrap();
+        let all = all_differences(before, after);
         let both: HashSet<_> = before.dirs().into_iter().collect();
         let both = after.dirs().into_iter().filter(|dir| both.contains(dir)).collect();
         let mut trees = OnlyOne(Both(before.clone(), after.clone()), both);
         let changed = changes(before, after, seed);
-        assert_eq!(diff_of_changes(&mut trees, &changed).unwrap(), walked, "seed {seed}");
+        assert_eq!(diff(&mut trees, &changed).unwrap(), all, "seed {seed}");
     }
 
     /// Ranges that touch are one.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::time::{Duration, Instant};
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
@@ -12,23 +13,24 @@ use serde_json::{Value, json};
 
 use super::diff::{
     ChangedListing, Difference, DirListing, InodeSummary, ListedEntry, Side, Trees, diff,
-    diff_of_changes,
 };
 use crate::ask::path_bytes;
 
 /// Asks a question about snapshots: [`super::answer`].
 pub type AskPage<'a, E> = dyn FnMut(&Value) -> Result<Value, E> + 'a;
 
+/// So often a snapshot that nodes made for this comparison is asked about: they keep it for
+/// [`kestrel_types::snapshot_changes::COMPARED_KEPT`] after that.
+const KEEP_EVERY: Duration = Duration::from_secs(15);
+
 /// Trees that are asked for; each at a snapshot, or as it is now.
 pub struct AskedTrees<'a, E> {
-    /// How they are asked for.
-    pub ask: &'a mut AskPage<'a, E>,
-    /// Why an answer is of no use, as an error.
-    pub damaged: &'a dyn Fn(&str) -> E,
-    /// The first moment.
-    pub before: Option<SnapshotId>,
-    /// The second moment.
-    pub after: Option<SnapshotId>,
+    ask: &'a mut AskPage<'a, E>,
+    damaged: &'a dyn Fn(&str) -> E,
+    before: Option<SnapshotId>,
+    after: Option<SnapshotId>,
+    /// The question that has nodes keep a snapshot of now, and when it was asked last.
+    kept: Option<(Value, Instant)>,
 }
 
 /// What nodes have told of directories that both trees have.
@@ -39,7 +41,22 @@ struct ChangesTold {
     files: Vec<InodeId>,
 }
 
-impl<E> AskedTrees<'_, E> {
+impl<'a, E> AskedTrees<'a, E> {
+    /// Trees at two moments, asked for by `ask`; `damaged` makes an error of why an answer is of no
+    /// use.
+    pub fn new(
+        ask: &'a mut AskPage<'a, E>,
+        damaged: &'a dyn Fn(&str) -> E,
+        (before, after): (Option<SnapshotId>, Option<SnapshotId>),
+    ) -> Self {
+        Self { ask, damaged, before, after, kept: None }
+    }
+
+    /// The moments. Where nodes have made a snapshot of now for the comparison it is that.
+    pub fn moments(&self) -> (Option<SnapshotId>, Option<SnapshotId>) {
+        (self.before, self.after)
+    }
+
     /// All differences of the tree below `root`, sorted by path.
     ///
     /// # Errors
@@ -48,45 +65,40 @@ impl<E> AskedTrees<'_, E> {
         if self.before == self.after {
             return Ok(Vec::new());
         }
-        match self.changes(root)? {
-            Some(changed) => diff_of_changes(self, &changed),
-            None => diff(self, root),
-        }
-    }
-
-    /// What has changed of directories that both trees have; `None` if the node cannot tell.
-    fn changes(&mut self, root: InodeId) -> Result<Option<Vec<ChangedListing>>, E> {
         let mut told = ChangesTold::default();
-        if !self.ask_changes(root, &[], &mut told)? {
-            return Ok(None);
-        }
+        self.ask_changes(root, &[], &mut told)?;
         let files = std::mem::take(&mut told.files);
         for some in files.chunks(CHANGED_FILES_MAX) {
             self.ask_changes(root, some, &mut told)?;
         }
-        Ok(Some(told.dirs.into_values().collect()))
+        let changed: Vec<ChangedListing> = told.dirs.into_values().collect();
+        diff(self, &changed)
     }
 
-    /// Asks for all pages of changes, or of names of these files; whether the node can tell.
+    /// Asks for all pages of changes, or of names of these files.
     fn ask_changes(
         &mut self,
         root: InodeId,
         files: &[InodeId],
         told: &mut ChangesTold,
-    ) -> Result<bool, E> {
+    ) -> Result<(), E> {
         let moment = |at: Option<SnapshotId>| at.unwrap_or(SnapshotId::MAX);
         let is_back = moment(self.before) > moment(self.after);
-        let (older, newer) =
-            if is_back { (self.after, self.before) } else { (self.before, self.after) };
         let mut after = Value::Null;
         loop {
+            let (older, newer) =
+                if is_back { (self.after, self.before) } else { (self.before, self.after) };
             let question = json!({
                 "verb": "snapshot", "act": "changes", "dir": root, "older": older, "newer": newer,
                 "files": files, "after": after,
             });
             let page = (self.ask)(&question)?;
-            if page["walk"] == true {
-                return Ok(false);
+            if let (None, Some(made)) = (newer, page["newer"].as_u64()) {
+                let present = if is_back { &mut self.before } else { &mut self.after };
+                *present = Some(made);
+                let mut first = question;
+                first["newer"] = made.into();
+                self.kept = Some((first, Instant::now()));
             }
             let damaged = || (self.damaged)("the serving process told changes wrongly");
             let dirs = page["dirs"].as_array().ok_or_else(damaged)?;
@@ -96,10 +108,25 @@ impl<E> AskedTrees<'_, E> {
             let found = page["files"].as_array().into_iter().flatten();
             told.files.extend(found.filter_map(Value::as_u64));
             if page["next"].is_null() {
-                return Ok(true);
+                return Ok(());
             }
             after = page["next"].clone();
         }
+    }
+
+    /// Asks a question about one of the trees, and has nodes keep a snapshot that they made for
+    /// this comparison.
+    ///
+    /// # Errors
+    /// Those of the question.
+    pub fn ask(&mut self, question: &Value) -> Result<Value, E> {
+        if let Some((first, asked)) = &mut self.kept
+            && asked.elapsed() >= KEEP_EVERY
+        {
+            (self.ask)(first)?;
+            *asked = Instant::now();
+        }
+        (self.ask)(question)
     }
 }
 
@@ -165,7 +192,7 @@ impl<E> Trees for AskedTrees<'_, E> {
         loop {
             let question =
                 json!({ "verb": "snapshot", "act": "page", "at": at, "dir": dir, "after": last });
-            let page = (self.ask)(&question)?;
+            let page = self.ask(&question)?;
             let damaged = || (self.damaged)("the serving process told a directory wrongly");
             if last.is_null() {
                 listing.own = summary_of(&page["own"]).ok_or_else(damaged)?;

@@ -441,7 +441,7 @@ fn reuse_written_down_for_eviction() {
         found
     };
     // On a busy machine a read may pass by a disk that is late, the reads above among them. Each
-    // attempt is a minute later: use is noted once a minute, and a late disk is given up for a while.
+    // attempt is a minute later: use is noted once a minute, and a late disk is left alone a while.
     eventually("the reuse is written down", || {
         clock.advance(61 * SECOND);
         check_all(&cache, 1..=1);

@@ -4,15 +4,22 @@
 //! asked for what it lacks: a page of history, the rows of both moments that it leads to, and names
 //! that are new in directories that have grown. Snapshots do not change, so nothing is locked; all
 //! answers are by one placement map, as of every poll.
+//!
+//! **The present** is compared by a snapshot that nobody sees, as a clone of the present is made
+//! ([`crate::clones`]). The answer to the first question names it, and the next questions are about
+//! it. The leader of snapshots removes it when nobody has asked about it for [`COMPARED_KEPT`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use kestrel_meta::history::known::Known;
 use kestrel_meta::node::told::{ChangesLack, ChangesQuestion, ToldChanges};
 use kestrel_meta::node::{Compared, ComparedTold};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
-use kestrel_types::snapshot_changes::CHANGED_FILES_MAX;
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use kestrel_types::snapshot_changes::{CHANGED_FILES_MAX, COMPARED_KEPT};
 
 use super::ClusterNode;
 use super::message::polls::{PollAnswer, PollQuestion};
@@ -25,9 +32,18 @@ const ROUNDS_MAX: u32 = 4096;
 /// Least names for which a node looks in one page.
 const LIMIT_MIN: usize = 32;
 
-const NOT_NOW: FsError = FsError::new(
-    libc::EOPNOTSUPP,
-    "nodes of a cluster tell changes between snapshots: walk through both moments",
+/// Most snapshots for comparisons with the present at a time.
+const COMPARED_MAX: usize = 64;
+
+const BEGIN_AGAIN: FsError = FsError::new(
+    libc::ESTALE,
+    "nodes have joined the volume while it was compared with the present: compare again",
+);
+
+const TOO_MANY_COMPARED: FsError = FsError::new(
+    libc::EBUSY,
+    "too many comparisons with the present at a time: compare two snapshots, or try again in a \
+     minute",
 );
 
 const TOO_MANY_FILES: FsError = FsError::new(libc::EINVAL, "too many files are looked for at once");
@@ -46,20 +62,64 @@ pub(super) struct Comparison {
 impl ClusterNode {
     /// Begins to answer `Op::SnapshotChanges`.
     pub(super) fn compare(&mut self, ticket: u64) {
-        let Some(work) = self.works.get_mut(&ticket) else { return };
-        let Op::SnapshotChanges { dir, newer, files, .. } = &work.request.op else { return };
-        let refused = match newer {
-            None => Some(NOT_NOW),
-            Some(_) if files.len() > CHANGED_FILES_MAX => Some(TOO_MANY_FILES),
-            Some(_) => None,
-        };
-        let dir = *dir;
-        if let Some(why) = refused {
-            return self.answer(ticket, Err(why.into()));
+        if self.is_misdirected(ticket) {
+            return;
         }
+        let now = self.now;
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let Op::SnapshotChanges { dir, older, newer, files, after, .. } = &work.request.op else {
+            return;
+        };
+        if files.len() > CHANGED_FILES_MAX {
+            return self.answer(ticket, Err(TOO_MANY_FILES.into()));
+        }
+        let Some(newer) = *newer else {
+            let (older, is_first) = (*older, after.is_none());
+            return self.compare_with_present(ticket, older, is_first);
+        };
+        if let Some(asked) = self.compared.get_mut(&newer) {
+            *asked = now;
+        }
+        let dir = *dir;
         work.stage = Stage::Polling;
         let comparison = Comparison { told: ToldChanges::new(dir), asked: None, rounds: 0 };
         self.compare_more(ticket, comparison);
+    }
+
+    /// Has a snapshot made that nobody sees, which is the newer moment.
+    fn compare_with_present(&mut self, ticket: u64, older: SnapshotId, is_first: bool) {
+        if self.node.core().snapshots.get(older).is_none() {
+            return self.answer_at(ticket, Err(gone().into()));
+        }
+        if !is_first {
+            return self.answer(ticket, Err(BEGIN_AGAIN.into()));
+        }
+        let list = self.node.core().snapshots.list();
+        if list.iter().filter(|known| is_kept(&known.info)).count() >= COMPARED_MAX {
+            return self.answer(ticket, Err(TOO_MANY_COMPARED.into()));
+        }
+        match self.table.leaving.is_some() {
+            // The next leader of snapshots has what this one had on record when it was frozen.
+            true => self.rest(ticket, true),
+            false => self.begin_cut(ticket),
+        }
+    }
+
+    /// Notes the snapshots that were made for comparisons with the present. One that an earlier
+    /// start or leader had made is kept as long as one that is made now.
+    pub(super) fn note_compared(&mut self, list: &[Arc<Known>]) {
+        let now = self.now;
+        let made = list.iter().filter(|known| is_kept(&known.info));
+        let made: BTreeSet<SnapshotId> = made.map(|known| known.info.id).collect();
+        self.compared.retain(|id, _| made.contains(id));
+        for id in made {
+            self.compared.entry(id).or_insert(now);
+        }
+    }
+
+    /// Whether a snapshot is kept for a comparison with the present.
+    pub(super) fn is_compared(&self, id: SnapshotId) -> bool {
+        self.compared.get(&id).is_some_and(|asked| asked + COMPARED_KEPT > self.now)
     }
 
     /// Judges what was told, and asks for what is not.
@@ -148,4 +208,9 @@ impl ClusterNode {
             false => self.answer_at(ticket, Err(gone().into())),
         }
     }
+}
+
+/// Whether a snapshot was made for a comparison with the present, and is not removed.
+fn is_kept(info: &SnapshotInfo) -> bool {
+    info.is_compared() && !info.removing
 }

@@ -161,6 +161,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::{Creds, Done, Op, OpenFlags, Reply, Request};
+use kestrel_types::snapshot::SnapshotId;
 use parking_lot::Mutex;
 
 use change::records::ChangeRecords;
@@ -347,6 +348,9 @@ pub struct ClusterNode {
     walks: BTreeMap<u64, Walk>,
     /// Comparisons of two moments, by request.
     comparisons: BTreeMap<u64, Comparison>,
+    /// At the leader of snapshots: those made for comparisons with the present, and when their
+    /// changes were asked for last.
+    compared: BTreeMap<SnapshotId, Nanos>,
     /// Its round of deleting objects.
     reaping: Option<GcRound>,
     /// Whether one of its clients may come to refer to an object.
@@ -501,6 +505,7 @@ impl ClusterNode {
             polls: BTreeMap::new(),
             walks: BTreeMap::new(),
             comparisons: BTreeMap::new(),
+            compared: BTreeMap::new(),
             reaping: None,
             object_users: None,
             sweeping: None,
@@ -717,6 +722,7 @@ impl ClusterNode {
             || !self.fetches.is_empty()
             || !self.polls.is_empty()
             || self.sums.is_waiting()
+            || self.node.core().snapshots.has_hidden()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {

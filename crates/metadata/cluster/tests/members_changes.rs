@@ -1,4 +1,5 @@
-//! What members tell of the changes between two snapshots, beside the rows of all of them.
+//! What members tell of the changes between two snapshots, and between a snapshot and now, beside
+//! the rows of all of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -7,6 +8,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use kestrel_meta::view::decode_dir_id;
+use kestrel_types::clock::SECOND;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
@@ -15,7 +17,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Request, SetAttr};
 use kestrel_types::snapshot::SnapshotId;
-use kestrel_types::snapshot_changes::{CHANGED_FILES_MAX, ChangedDir, DirMoment};
+use kestrel_types::snapshot_changes::{CHANGED_FILES_MAX, COMPARED_KEPT, ChangedDir, DirMoment};
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
@@ -77,27 +79,27 @@ impl Moment {
     }
 }
 
-/// All that is told, page by page, and of files with several names by their numbers.
-fn told(cluster: &mut Cluster, older: SnapshotId, newer: SnapshotId) -> BTreeMap<InodeId, Told> {
+/// All that is told, page by page, and of files with several names by their numbers; and the newer
+/// moment, which is a snapshot that was made for the question, if none is given.
+fn told(
+    cluster: &mut Cluster,
+    older: SnapshotId,
+    mut newer: Option<SnapshotId>,
+) -> (SnapshotId, BTreeMap<InodeId, Told>) {
     let mut found: BTreeMap<InodeId, Told> = BTreeMap::new();
     let (mut files, mut looked_for): (Vec<InodeId>, Vec<InodeId>) = Default::default();
     let (mut after, mut pages) = (None, 0);
     let leader = cluster.leader();
     loop {
         let files_now: Vec<InodeId> = looked_for.clone();
-        let op = Op::SnapshotChanges {
-            dir: ROOT,
-            older,
-            newer: Some(newer),
-            files: files_now,
-            limit: 1,
-            after,
-        };
+        let op = Op::SnapshotChanges { dir: ROOT, older, newer, files: files_now, limit: 1, after };
         let page = match cluster.ask(leader, op) {
             Ok(Answer::SnapshotChanges(page)) => *page,
             other => panic!("{other:?}"),
         };
         pages += 1;
+        assert!(newer.is_none() || page.newer == newer);
+        newer = page.newer;
         for ChangedDir { dir, older, newer, names } in page.dirs {
             let known = found.entry(dir).or_insert_with(|| (older, newer, BTreeMap::new()));
             for name in names {
@@ -111,15 +113,18 @@ fn told(cluster: &mut Cluster, older: SnapshotId, newer: SnapshotId) -> BTreeMap
             looked_for = std::mem::take(&mut files);
         } else if after.is_none() {
             assert!(pages < 10_000);
-            return found;
+            return (newer.expect("of now a snapshot was made"), found);
         }
     }
 }
 
 /// Whether what is told is true, and has all that differs.
-fn check(cluster: &mut Cluster, older: SnapshotId, newer: SnapshotId) -> usize {
+fn check(cluster: &mut Cluster, older: SnapshotId, newer: Option<SnapshotId>) -> usize {
+    cluster.come_to_rest();
+    let now = newer.is_none().then(|| cluster.tree());
+    let (newer, found) = told(cluster, older, newer);
     let (was, is) = (Moment(cluster.tree_at(older)), Moment(cluster.tree_at(newer)));
-    let found = told(cluster, older, newer);
+    assert!(now.is_none_or(|now| now == is.0), "the snapshot is the present");
     for dir in was.dirs() {
         let paths = was.path(dir).zip(is.path(dir));
         let Some((old_path, new_path)) = paths else {
@@ -200,8 +205,9 @@ fn changes_between_snapshots() {
         }
         for (index, older) in snapshots.iter().enumerate() {
             for newer in &snapshots[index + 1..] {
-                check(&mut cluster, *older, *newer);
+                check(&mut cluster, *older, Some(*newer));
             }
+            check(&mut cluster, *older, None);
         }
     }
 }
@@ -221,11 +227,53 @@ fn changes_of_many_names() {
     }
     let newer = cluster.snapshot(ROOT, "newer").id;
     cluster.inode(1, mknod("big/later"));
-    assert_eq!(check(&mut cluster, older, newer), 300);
+    assert_eq!(check(&mut cluster, older, Some(newer)), 300);
+    assert_eq!(check(&mut cluster, older, None), 301);
+}
+
+/// The snapshot for a comparison with the present is one instant, is read by its number, is not
+/// listed, outlives its leader's restart, and goes a minute after the last question about it.
+#[test]
+fn comparison_with_the_present() {
+    let mut cluster = Cluster::new(3);
+    cluster.inode(1, mknod("f"));
+    let older = cluster.snapshot(ROOT, "older").id;
+    cluster.inode(2, mknod("g"));
+    let (now, _) = told(&mut cluster, older, None);
+    cluster.inode(3, mknod("later"));
+    assert_eq!(check(&mut cluster, older, Some(now)), 1);
+    let leader = cluster.leader();
+    let read = |cluster: &mut Cluster, name| {
+        errno(&cluster.ask(leader, Op::At(now, Box::new(Op::Lookup(at(name))))))
+    };
+    assert_eq!(["g", "later"].map(|name| read(&mut cluster, name)), [0, libc::ENOENT]);
+    let listed = |cluster: &mut Cluster| {
+        let op = Op::SnapshotList { dir: None, ancestors: false };
+        match cluster.ask(leader, op) {
+            Ok(Answer::Snapshots(found)) => found.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(listed(&mut cluster), 1);
+    cluster.tick(COMPARED_KEPT - SECOND);
+    assert_eq!(check(&mut cluster, older, Some(now)), 1);
+    cluster.crash(leader);
+    cluster.restart(leader);
+    cluster.get_leases();
+    cluster.tick(COMPARED_KEPT - SECOND);
+    cluster.come_to_rest();
+    assert_eq!(check(&mut cluster, older, Some(now)), 1);
+    cluster.tick(COMPARED_KEPT + SECOND);
+    cluster.come_to_rest();
+    assert_eq!(read(&mut cluster, "g"), libc::ESTALE);
+    let records = cluster.records();
+    assert!(records.values().all(|records| records.len() == 1), "{records:?}");
+    assert_eq!(listed(&mut cluster), 1);
 }
 
 /// Moments in the wrong order, snapshots that are gone, cursors that are none, and a directory that
-/// a user may not list are refused; of the present each client reads both trees itself.
+/// a user may not list are refused; so is what follows a page that was of the present, and too many
+/// comparisons with the present at a time.
 #[test]
 fn refused_changes() {
     let mut cluster = Cluster::new(3);
@@ -245,7 +293,11 @@ fn refused_changes() {
     assert_eq!(errno(&cluster.ask(leader, op(a, Some(b), None))), 0);
     assert_eq!(errno(&cluster.ask(leader, op(b, Some(a), None))), libc::EINVAL);
     assert_eq!(errno(&cluster.ask(leader, op(a, Some(b), Some([9; 12].into())))), libc::EINVAL);
-    assert_eq!(errno(&cluster.ask(leader, op(a, None, None))), libc::EOPNOTSUPP);
+    assert_eq!(errno(&cluster.ask(leader, op(a, None, Some([9; 12].into())))), libc::ESTALE);
+    for _ in 0..64 {
+        assert_eq!(errno(&cluster.ask(leader, op(a, None, None))), 0);
+    }
+    assert_eq!(errno(&cluster.ask(leader, op(a, None, None))), libc::EBUSY);
     let too_many = Op::SnapshotChanges {
         dir: ROOT,
         older: a,

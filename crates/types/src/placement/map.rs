@@ -317,6 +317,7 @@ impl PlacementMap {
             | Op::SnapshotRemove { .. }
             | Op::SnapshotHold { .. }
             | Op::SnapshotList { .. }
+            | Op::SnapshotChanges { .. }
             | Op::CloneDir { .. }
             | Op::CloneStep(_)
             | Op::QuotaSet(..)

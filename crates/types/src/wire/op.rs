@@ -103,11 +103,11 @@ pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
 
 /// The directory that an operation is about, or a snapshot; 0, which is none's number, if it takes
 /// any.
-fn put_expected(ino: Option<InodeId>, w: &mut WireWriter<'_>) {
+pub(super) fn put_expected(ino: Option<InodeId>, w: &mut WireWriter<'_>) {
     w.varint(ino.unwrap_or(0));
 }
 
-fn expected(r: &mut Reader<'_>) -> Result<Option<InodeId>, DecodeError> {
+pub(super) fn expected(r: &mut Reader<'_>) -> Result<Option<InodeId>, DecodeError> {
     Ok(Some(r.varint()?).filter(|ino| *ino != 0))
 }
 

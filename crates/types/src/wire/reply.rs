@@ -1,6 +1,7 @@
 //! Answers to operations. Nodes also record them in this form, for retries after a restart.
 
 use super::basic::{self, WireWriter, flags, inode, list};
+use super::op::{expected, put_expected};
 use super::{feed, quota};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
@@ -141,6 +142,7 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             w.u8(SNAPSHOT_CHANGES);
             w.list(&changes.dirs, put_changed_dir);
             w.list(&changes.files, |w, ino| w.varint(*ino));
+            put_expected(changes.newer, w);
             w.cursor(changes.next.as_ref());
         }
         Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next }) => {
@@ -265,6 +267,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         SNAPSHOT_CHANGES => Answer::SnapshotChanges(Box::new(SnapshotChanges {
             dirs: list(r, usize::MAX, 6, changed_dir)?,
             files: list(r, usize::MAX, 1, Reader::varint)?,
+            newer: expected(r)?,
             next: basic::cursor(r)?,
         })),
         SNAPSHOT_USAGE => Answer::SnapshotUsage(SnapshotUsage {

@@ -539,6 +539,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
                     }],
                 }],
                 files: vec![4711],
+                newer: Some(6000),
                 next: None,
             })),
         ),

@@ -100,15 +100,13 @@ pub fn run(args: &DiffArgs) -> Result<ExitStatus, Failure> {
     let after = to.as_ref().map(|name| moment(&mut place, name)).transpose()?;
     let root = place.dir_ino()?;
     let damaged = |why: &str| Failure::new(VERB, why);
-    let found = {
-        let mut ask = |question: &Value| place.ask(question.clone());
-        let mut trees = AskedTrees { ask: &mut ask, damaged: &damaged, before, after };
-        trees.diff(root)?
-    };
+    let mut ask = |question: &Value| place.ask(question.clone());
+    let mut trees = AskedTrees::new(&mut ask, &damaged, (before, after));
+    let found = trees.diff(root)?;
     let mut ranges = Vec::with_capacity(found.len());
     for one in &found {
         ranges.push(match args.data {
-            true => changed_ranges(&mut place, one, &found, (before, after))?,
+            true => changed_ranges(&mut trees, one, &found)?,
             false => None,
         });
     }
@@ -132,10 +130,9 @@ fn moment(place: &mut Place, name: &OsString) -> Result<SnapshotId, Failure> {
 
 /// The ranges of a changed file that differ.
 fn changed_ranges(
-    place: &mut Place,
+    trees: &mut AskedTrees<'_, Failure>,
     one: &Difference,
     found: &[Difference],
-    (before, after): (Option<SnapshotId>, Option<SnapshotId>),
 ) -> Result<Option<Value>, Failure> {
     if one.kind != Kind::File || !matches!(one.change, Change::Changed { content: true, .. }) {
         return Ok(None);
@@ -151,12 +148,13 @@ fn changed_ranges(
         let (dir, name) = (name.dir, path_value(&name.name));
         json!({ "at": at, "ino": one.ino, "dir": dir, "name": name })
     };
+    let (before, after) = trees.moments();
     let question = json!({
         "act": "ranges",
         "before": file(before, former.unwrap_or(&one.place)),
         "after": file(after, &one.place),
     });
-    place.ask(question).map(Some)
+    trees.ask(&question).map(Some)
 }
 
 fn word(kind: Kind) -> &'static str {

@@ -177,22 +177,25 @@ impl ClusterNode {
         self.change_records(changed);
     }
 
-    /// Removes snapshots that nobody sees and no clone needs.
+    /// Removes snapshots that nobody sees and neither a clone nor a comparison needs.
     fn remove_unused(&mut self) {
         let list = self.node.core().snapshots.list();
+        self.note_compared(&list);
         let unused = list.iter().filter(|known| {
             let info = &known.info;
             info.hidden && !info.removing && !info.cutting && info.clones.is_empty()
         });
-        let making = |id| {
-            let clones = self.works.values().map(|work| &work.request.op);
-            let mut at = clones.filter_map(|op| match op {
-                Op::CloneDir { at, .. } => *at,
+        let in_use = |id| {
+            let ops = self.works.values().map(|work| &work.request.op);
+            let mut moments = ops.filter_map(|op| match op {
+                Op::CloneDir { at: moment, .. } | Op::SnapshotChanges { newer: moment, .. } => {
+                    *moment
+                }
                 _ => None,
             });
-            at.any(|at| at == id)
+            self.is_compared(id) || moments.any(|moment| moment == id)
         };
-        let unused = unused.filter(|known| !making(known.info.id));
+        let unused = unused.filter(|known| !in_use(known.info.id));
         let unused: Vec<SnapshotInfo> =
             unused.map(|known| SnapshotInfo { removing: true, ..known.info.clone() }).collect();
         self.change_records(unused);

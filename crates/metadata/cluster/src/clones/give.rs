@@ -203,7 +203,7 @@ impl ClusterNode {
         let request = work.request.clone();
         match self.node.node_at(snapshot) {
             Ok(node) => self.read_rows_at(ticket, (snapshot, node), request),
-            Err(why) => self.answer(ticket, Err(why.into())),
+            Err(why) => self.answer_at(ticket, Err(why.into())),
         }
     }
 

@@ -217,13 +217,14 @@ impl ClusterNode {
             return self.fail_cut(out_of_reach());
         };
         // This member was not stopped yet when it looked.
-        let hidden = self.makes_clone(ticket);
+        let hidden = self.makes_hidden(ticket);
         let is_taken = !hidden && known.find(dir, &name).is_some();
         if is_taken || known.list().len() >= SNAPSHOTS_MAX {
             self.call_off();
             self.run_alone(ticket);
             return self.next_cut();
         }
+        let tag = self.compares(ticket).then(|| name.clone());
         let info = SnapshotInfo {
             id: newest.max(self.node.stamp()).max(known.highest()) + 1,
             dir,
@@ -232,7 +233,7 @@ impl ClusterNode {
             removing: false,
             cutting: true,
             hidden,
-            holds: Vec::new(),
+            holds: tag.into_iter().collect(),
             clones: Vec::new(),
         };
         crash::point("cut.stopped");
@@ -251,14 +252,21 @@ impl ClusterNode {
         match &self.works.get(&ticket)?.request.op {
             Op::SnapshotCreate { dir, name } => Some((*dir, name.clone())),
             Op::CloneDir { source, .. } => Some((*source, Name::new(b"clone").ok()?)),
+            Op::SnapshotChanges { dir, .. } => Some((*dir, Name::new(b"compared").ok()?)),
             _ => None,
         }
     }
 
-    /// Whether a snapshot is made for a clone.
-    fn makes_clone(&self, ticket: u64) -> bool {
+    /// Whether no user is to see the snapshot.
+    fn makes_hidden(&self, ticket: u64) -> bool {
         let op = self.works.get(&ticket).map(|work| &work.request.op);
-        matches!(op, Some(Op::CloneDir { .. }))
+        self.compares(ticket) || matches!(op, Some(Op::CloneDir { .. }))
+    }
+
+    /// Whether a snapshot is made for a comparison with the present.
+    fn compares(&self, ticket: u64) -> bool {
+        let op = self.works.get(&ticket).map(|work| &work.request.op);
+        matches!(op, Some(Op::SnapshotChanges { .. }))
     }
 
     /// The leader's own record is durable: whatever happens, it knows of the snapshot.
@@ -287,8 +295,8 @@ impl ClusterNode {
             return;
         };
         let (ticket, info) = (*ticket, SnapshotInfo { cutting: false, ..info.clone() });
-        if self.makes_clone(ticket) || info.hidden {
-            return self.made_for_clone(ticket, info);
+        if self.makes_hidden(ticket) || info.hidden {
+            return self.made_hidden(ticket, info);
         }
         let reply = Ok(Answer::Snapshots(vec![info.clone()]));
         let origin = self.works.get(&ticket).and_then(|work| work.asker.origin());
@@ -310,8 +318,8 @@ impl ClusterNode {
         }
     }
 
-    /// All members keep rows for a snapshot that nobody sees: it is cloned.
-    fn made_for_clone(&mut self, ticket: u64, info: SnapshotInfo) {
+    /// All members keep rows for a snapshot that nobody sees: it is cloned, or compared.
+    fn made_hidden(&mut self, ticket: u64, info: SnapshotInfo) {
         let (id, node) = (info.id, self.node.clone());
         let quiet = node.quiesce();
         let made = node.put_snapshots(&[info], &[], Vec::new());
@@ -319,10 +327,12 @@ impl ClusterNode {
         match made.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position))) {
             Ok(Ok(_)) => {
                 self.snapshots.cut = None;
-                if let Some(Op::CloneDir { at, .. }) =
-                    self.works.get_mut(&ticket).map(|work| &mut work.request.op)
+                let op = self.works.get_mut(&ticket).map(|work| &mut work.request.op);
+                if let Some(
+                    Op::CloneDir { at: moment, .. } | Op::SnapshotChanges { newer: moment, .. },
+                ) = op
                 {
-                    *at = Some(id);
+                    *moment = Some(id);
                 }
                 self.snapshots_changed();
                 self.run_alone(ticket);

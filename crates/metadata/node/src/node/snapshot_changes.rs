@@ -273,8 +273,8 @@ impl Node {
 
     fn need_snapshot(&self, snapshot: SnapshotId) -> FsResult<()> {
         let known = self.core.snapshots.get(snapshot);
-        let shown = known.is_some_and(|known| self.is_shown(&known));
-        if shown { Ok(()) } else { Err(NO_SUCH_SNAPSHOT) }
+        let is_readable = known.is_some_and(|known| self.is_readable(&known));
+        if is_readable { Ok(()) } else { Err(NO_SUCH_SNAPSHOT) }
     }
 }
 
@@ -285,14 +285,14 @@ fn page_of(
     source: &dyn ChangeSource,
     (files, after): (&[InodeId], Option<&HistoryCursor>),
 ) -> Reply {
-    let Compared { dir, limit, .. } = *compared;
+    let Compared { dir, newer: newer_at, limit, .. } = *compared;
     let tree = |engine| TreeMoment { engine, root: dir, creds, known: HashMap::new() };
     let mut page = ChangesPage {
         older: tree(older),
         newer: tree(newer),
         source,
         limit,
-        told: SnapshotChanges::default(),
+        told: SnapshotChanges { newer: newer_at, ..SnapshotChanges::default() },
         bytes: 0,
     };
     page.older.check_root()?;

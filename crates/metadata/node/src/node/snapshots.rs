@@ -240,7 +240,7 @@ impl Node {
         if !reads(op) {
             return Err(READ_ONLY);
         }
-        match self.core.snapshots.get(snapshot).is_some_and(|known| self.is_shown(&known)) {
+        match self.core.snapshots.get(snapshot).is_some_and(|known| self.is_readable(&known)) {
             true => Ok(()),
             false => Err(NO_SUCH_SNAPSHOT),
         }
@@ -269,14 +269,15 @@ impl Node {
         Ok(node)
     }
 
-    /// Whether a snapshot may be seen: once it is durable, before which nobody was told of it.
-    pub(super) fn is_shown(&self, known: &Known) -> bool {
-        !known.info.hidden && known.made_at <= self.engine.durable()
+    /// Whether a snapshot may be read: once it is durable, before which nobody was told of it.
+    pub(super) fn is_readable(&self, known: &Known) -> bool {
+        let is_told = !known.info.hidden || known.info.is_compared();
+        is_told && known.made_at <= self.engine.durable()
     }
 
     /// Whether a snapshot is listed: it is not one before all nodes keep rows for it.
     fn is_listed(&self, known: &Known) -> bool {
-        self.is_shown(known) && !known.info.cutting
+        self.is_readable(known) && !known.info.hidden && !known.info.cutting
     }
 
     /// Whether old values of rows are kept for some snapshot.
@@ -374,8 +375,7 @@ impl Node {
     /// Snapshots of these directories that stay, the oldest first.
     pub fn snapshots_of(&self, dirs: &[InodeId]) -> Vec<SnapshotInfo> {
         let list = self.core.snapshots.list();
-        let stays = |info: &SnapshotInfo| !info.removing && !info.cutting;
-        let shown = list.iter().filter(|known| self.is_shown(known) && stays(&known.info));
+        let shown = list.iter().filter(|known| self.is_listed(known) && !known.info.removing);
         let of = shown.filter(|known| dirs.contains(&known.info.dir));
         of.map(|known| known.info.clone()).collect()
     }

@@ -483,13 +483,11 @@ pub fn reply() -> BoxedStrategy<Reply> {
             .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
         vec(snapshot(), 0..4).prop_map(Answer::Snapshots),
-        (vec(changed_dir(), 0..3), vec(number(), 0..3), cursor()).prop_map(
-            |(dirs, files, next)| Answer::SnapshotChanges(Box::new(SnapshotChanges {
-                dirs,
-                files,
-                next
-            }))
-        ),
+        (vec(changed_dir(), 0..3), vec(number(), 0..3), option::of(1..u64::MAX), cursor())
+            .prop_map(|(dirs, files, newer, next)| {
+                let changes = SnapshotChanges { dirs, files, newer, next };
+                Answer::SnapshotChanges(Box::new(changes))
+            }),
         (number(), number(), cursor()).prop_map(|(rows, bytes, next)| {
             Answer::SnapshotUsage(SnapshotUsage { rows, bytes, next })
         }),
