@@ -13,6 +13,7 @@
 
 mod acl;
 mod attr;
+mod changes;
 mod clones;
 mod data;
 mod names;

@@ -21,7 +21,7 @@ use rustc_hash::{FxHashSet, FxHasher};
 
 use crate::history::Record;
 use crate::prng::mix;
-use cuts::{Cuts, is_unheard_clone, with_found_snapshots, with_snapshots_of_clones};
+use cuts::{Cuts, is_unheard_clone, with_found_snapshots, with_hidden_snapshots};
 
 /// Files and directories of the model by number.
 type Nodes = BTreeMap<InodeId, Arc<ModelInode>>;
@@ -77,10 +77,10 @@ pub fn check(records: &[Record], one_clock: bool) -> Linearity {
         return search(&records, one_clock);
     }
     // A clone without an answer has its two instants only if it was made.
-    let found = search(&with_snapshots_of_clones(&records, false), one_clock);
+    let found = search(&with_hidden_snapshots(&records, false), one_clock);
     match found {
         Linearity::Violated(_) if records.iter().any(is_unheard_clone) => {
-            search(&with_snapshots_of_clones(&records, true), one_clock)
+            search(&with_hidden_snapshots(&records, true), one_clock)
         }
         found => found,
     }

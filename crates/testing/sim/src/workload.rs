@@ -317,6 +317,17 @@ fn past_op(client: &mut Client) -> Option<Op> {
     Some(Op::At(id, Box::new(op)))
 }
 
+/// A comparison of two snapshots that the client has seen, or of one with the present.
+fn compare_op(client: &mut Client) -> Option<Op> {
+    let one = client.prng.pick(&client.snapshots)?.id;
+    let other = client.prng.pick(&client.snapshots)?.id;
+    let newer = client.prng.chance(60).then(|| one.max(other));
+    let older = if client.prng.chance(95) { one.min(other) } else { one.max(other) };
+    let dir = if client.prng.chance(60) { ROOT } else { dir(client) };
+    let (files, limit, after) = (Vec::new(), 10_000, None);
+    Some(Op::SnapshotChanges { dir, older, newer, files, limit, after })
+}
+
 /// A policy is set, unset or looked at. Immutable trees are rare, or soon nothing could change.
 fn policy_op(client: &mut Client) -> Op {
     let inode = InodeRef::by_id(dir(client));
@@ -348,7 +359,8 @@ fn version_op(client: &mut Client) -> Option<Op> {
     match client.prng.below(20) {
         0..=4 if versions.clones => Some(clone_op(client)),
         0..=6 if versions.snapshots => Some(snapshot_op(client)),
-        7..=15 if versions.snapshots => past_op(client),
+        7..=14 if versions.snapshots => past_op(client),
+        15 | 16 if versions.snapshots => compare_op(client),
         _ if versions.policies => Some(policy_op(client)),
         _ => None,
     }

@@ -26,6 +26,9 @@ impl Model {
         if let Op::At(snapshot, op) = op {
             return self.judge_at(creds, (*snapshot, op), reply);
         }
+        if let Op::SnapshotChanges { dir, older, newer, .. } = op {
+            return self.judge_changes((creds.uid == 0, *dir), (*older, *newer), reply);
+        }
         if let Some(ino) = self.has_ended(op, reply) {
             self.nodes.remove(&ino);
             return Ok(());

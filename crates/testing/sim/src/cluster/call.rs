@@ -71,7 +71,9 @@ pub struct Waiting {
 
 /// Whether nothing may change anywhere while it is executed.
 fn needs_a_stop(op: &Op) -> bool {
-    matches!(op, Op::SnapshotCreate { .. }) || is_about_quotas(op)
+    let makes_snapshot =
+        matches!(op, Op::SnapshotCreate { .. } | Op::SnapshotChanges { newer: None, .. });
+    makes_snapshot || is_about_quotas(op)
 }
 
 impl Caller {

@@ -18,7 +18,7 @@ use kestrel_types::inode::Kind;
 use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
-use kestrel_types::snapshot::SnapshotInfo;
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 
 use super::ClusterRun;
 use super::quotas::{is_about_quotas, is_refusal};
@@ -135,12 +135,18 @@ impl ClusterRun {
         }
     }
 
-    /// Looks at the tree of each snapshot and removes them, in any order; then no history is left.
+    /// Looks at the tree of each snapshot, compares it with those that are left and with the
+    /// present, and removes it, in any order; then no history is left.
     fn look_back(&mut self) {
         let mut left = self.snapshots();
         while !left.is_empty() && self.queue.failure.is_none() {
             let index = self.prng.below(left.len() as u64) as usize;
             let SnapshotInfo { id, dir, name, holds, .. } = left.swap_remove(index);
+            for other in &left {
+                let (older, newer) = (id.min(other.id), Some(id.max(other.id)));
+                self.observe(compared(older, newer));
+            }
+            self.observe(compared(id, None));
             self.observe_all(&|op| Op::At(id, Box::new(op)));
             for tag in holds {
                 self.observe(Op::SnapshotHold { dir, name: name.clone(), tag, hold: false });
@@ -346,4 +352,10 @@ impl FeedScene for ClusterRun {
     fn page_limit(&mut self) -> u32 {
         self.prng.between(1, 60) as u32
     }
+}
+
+/// A comparison of two moments of all of the volume.
+fn compared(older: SnapshotId, newer: Option<SnapshotId>) -> Op {
+    let (files, limit, after) = (Vec::new(), 10_000, None);
+    Op::SnapshotChanges { dir: ROOT, older, newer, files, limit, after }
 }

@@ -5,6 +5,7 @@
 //! its own, and it shortens the search: a snapshot that is put at a wrong place would be found out
 //! only where it is read.
 
+use kestrel_types::ids::InodeId;
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
@@ -27,9 +28,9 @@ pub(super) struct Cuts {
 }
 
 /// The snapshot that a call has made.
-fn made(record: &Record) -> Option<SnapshotId> {
+fn made(record: &Record) -> Option<&SnapshotInfo> {
     match (&record.request.op, &record.answered) {
-        (Op::SnapshotCreate { .. }, Some((_, Ok(Answer::Snapshots(made))))) => Some(made[0].id),
+        (Op::SnapshotCreate { .. }, Some((_, Ok(Answer::Snapshots(made))))) => made.first(),
         _ => None,
     }
 }
@@ -60,13 +61,13 @@ impl Cuts {
     /// Nodes with clocks of their own. A snapshot is on record some time after its instant, but
     /// before the answer to the call that makes it.
     pub(super) fn of_many_clocks(records: &[Record]) -> Self {
-        let made: Vec<(u64, u64, SnapshotId)> = records
+        let made: Vec<(u64, u64, &SnapshotInfo)> = records
             .iter()
             .filter_map(|record| Some((record.begun, record.answered.as_ref()?.0, made(record)?)))
             .collect();
         let in_making = |record: &Record| {
             let end = record.answered.as_ref().map_or(u64::MAX, |(at, _)| *at);
-            let at_a_time = |(begun, answered, _): &&(u64, u64, SnapshotId)| {
+            let at_a_time = |(begun, answered, _): &&(u64, u64, &SnapshotInfo)| {
                 *begun < end && record.begun < *answered
             };
             match record.request.op {
@@ -74,9 +75,9 @@ impl Cuts {
                 | Op::SnapshotRename { .. }
                 | Op::SnapshotRemove { .. }
                 | Op::SnapshotHold { .. } => {
-                    let unseen = made.iter().filter(|(.., id)| *id >= OF_CLONES);
+                    let unseen = made.iter().filter(|(.., info)| info.hidden);
                     let in_making = made.iter().filter(at_a_time).chain(unseen);
-                    in_making.map(|(_, _, id)| *id).collect()
+                    in_making.map(|(.., info)| info.id).collect()
                 }
                 _ => Vec::new(),
             }
@@ -102,7 +103,7 @@ impl Cuts {
 
     /// One node.
     pub(super) fn of_one_clock(records: &[Record]) -> Self {
-        let made: Vec<_> = records.iter().map(made).collect();
+        let made: Vec<_> = records.iter().map(|record| made(record).map(|info| info.id)).collect();
         let stamps: Vec<_> = records
             .iter()
             .zip(&made)
@@ -139,12 +140,44 @@ pub(super) fn is_unheard_clone(record: &Record) -> bool {
     clones && record.answered.is_none() && !record.refused
 }
 
-/// The records, with each clone of the present as what it is on several nodes: a snapshot that
-/// nobody sees, at one instant, and a clone of that, at a later one.
-/// `unheard`: also those without an answer.
-pub(super) fn with_snapshots_of_clones(records: &[Record], unheard: bool) -> Vec<Record> {
+/// The record of a snapshot that nobody sees, which a call has made.
+fn hidden_snapshot(record: &Record, (dir, id): (InodeId, SnapshotId), answered: u64) -> Record {
+    let name = Name::new(format!("\u{1}{id}").as_bytes()).expect("a valid name");
+    let op = Op::SnapshotCreate { dir, name: name.clone() };
+    let info = SnapshotInfo {
+        id,
+        dir,
+        name,
+        created: 0,
+        removing: false,
+        cutting: false,
+        hidden: true,
+        holds: Vec::new(),
+        clones: Vec::new(),
+    };
+    let answered = Some((answered, Ok(Answer::Snapshots(vec![info]))));
+    Record { request: Request { creds: Creds::root(), op }, answered, ..record.clone() }
+}
+
+/// The records, with each clone of the present, and each comparison with it, as what it is on
+/// several nodes: a snapshot that nobody sees, at one instant, and a clone of that, at a later one.
+/// `unheard`: also clones without an answer.
+pub(super) fn with_hidden_snapshots(records: &[Record], unheard: bool) -> Vec<Record> {
     let mut all = Vec::with_capacity(records.len());
     for (number, mut record) in (0..).zip(records.iter().cloned()) {
+        let compared = match (&record.request.op, &record.answered) {
+            (
+                Op::SnapshotChanges { dir, newer: None, .. },
+                Some((answered, Ok(Answer::SnapshotChanges(page)))),
+            ) => page.newer.map(|made| (*dir, *answered, made)),
+            _ => None,
+        };
+        if let Some((dir, answered, made)) = compared {
+            all.push(hidden_snapshot(&record, (dir, made), answered));
+            if let Op::SnapshotChanges { newer, .. } = &mut record.request.op {
+                *newer = Some(made);
+            }
+        }
         let answered = match record.answered {
             Some((answered, Ok(_))) => Some(answered),
             None if unheard && is_unheard_clone(&record) => Some(u64::MAX),
@@ -154,23 +187,7 @@ pub(super) fn with_snapshots_of_clones(records: &[Record], unheard: bool) -> Vec
             && let Some(answered) = answered
         {
             let id = OF_CLONES + number;
-            let name = Name::new(format!("\u{1}{number}").as_bytes()).expect("a valid name");
-            let mut snapshot = record.clone();
-            let op = Op::SnapshotCreate { dir, name: name.clone() };
-            snapshot.request = Request { creds: Creds::root(), op };
-            let info = SnapshotInfo {
-                id,
-                dir,
-                name,
-                created: 0,
-                removing: false,
-                cutting: false,
-                hidden: false,
-                holds: Vec::new(),
-                clones: Vec::new(),
-            };
-            snapshot.answered = Some((answered, Ok(Answer::Snapshots(vec![info]))));
-            all.push(snapshot);
+            all.push(hidden_snapshot(&record, (dir, id), answered));
             if let Op::CloneDir { at, .. } = &mut record.request.op {
                 *at = Some(id);
             }
@@ -184,7 +201,8 @@ pub(super) fn with_snapshots_of_clones(records: &[Record], unheard: bool) -> Vec
 /// happened: a listing shows the snapshot, and only this call can have made it.
 pub(super) fn with_found_snapshots(records: &[Record]) -> Vec<Record> {
     let mut records = records.to_vec();
-    let mut known: Vec<SnapshotId> = records.iter().filter_map(made).collect();
+    let mut known: Vec<SnapshotId> =
+        records.iter().filter_map(|record| Some(made(record)?.id)).collect();
     let mut listed: Vec<(u64, SnapshotInfo)> = Vec::new();
     for (at, reply) in records.iter().filter_map(|record| record.answered.as_ref()) {
         if let Ok(Answer::Snapshots(list)) = reply {
