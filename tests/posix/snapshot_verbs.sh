@@ -264,6 +264,12 @@ M${tab}touched"
 check "diff" prints "$expected" "${snap[@]}" diff "$mnt/t" a b
 check "diff by paths" prints "$expected" "${snap[@]}" diff "$mnt/t/.snap/a" "$mnt/t/.snap/b"
 check "diff with now" prints "+${tab}later" "${snap[@]}" diff "$mnt/t" b
+exec 7>>"$mnt/t/changed"
+printf more >&7
+check "S11 diff with now, of a file that is open and not flushed" \
+    prints "M${tab}changed
++${tab}later" "${snap[@]}" diff "$mnt/t" b
+exec 7>&-
 check "backwards" bash -c "'$KESTREL' snapshot diff '$mnt/t' b a | grep -qx '+${tab}gone'"
 check "of nothing" prints "" "${snap[@]}" diff "$mnt/t" a a
 with_nul() {

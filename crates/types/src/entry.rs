@@ -2,7 +2,7 @@
 
 use crate::codec::{DecodeError, Reader, put_varint};
 use crate::ids::InodeId;
-use crate::inode::{Inode, KIND_MASK, Kind};
+use crate::inode::{Inode, InodeFlags, KIND_MASK, Kind};
 
 /// What a name in a directory stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +83,30 @@ impl Entry {
         }
         Ok((reader.varint()?, kind))
     }
+
+    /// What decides whether an entry may be removed, without decoding the rest.
+    ///
+    /// # Errors
+    /// As [`Entry::decode`], as far as it looks.
+    pub fn peek_removed(bytes: &[u8]) -> Result<RemovedEntry, DecodeError> {
+        let (ino, kind) = Self::peek(bytes)?;
+        let file = match bytes.first() {
+            Some(&LINK_TAG) => None,
+            _ => Some(Inode::peek_owner(bytes)?),
+        };
+        Ok(RemovedEntry { ino, kind, file })
+    }
+}
+
+/// See [`Entry::peek_removed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemovedEntry {
+    /// Inode number.
+    pub ino: InodeId,
+    /// Type.
+    pub kind: Kind,
+    /// Owner, size in bytes and flags; none of a file with its inode in another row.
+    pub file: Option<(u32, u64, InodeFlags)>,
 }
 
 #[cfg(test)]
@@ -137,6 +161,11 @@ pub(crate) mod tests {
             let entry = Entry::Inode(inode);
             let bytes = entry.encode();
             prop_assert_eq!(Entry::peek(&bytes).unwrap(), (entry.ino(), entry.kind()));
+            let removed = Entry::peek_removed(&bytes).unwrap();
+            prop_assert_eq!((removed.ino, removed.kind), (entry.ino(), entry.kind()));
+            if let Entry::Inode(inode) = &entry {
+                prop_assert_eq!(removed.file, Some((inode.uid, inode.size, inode.flags)));
+            }
             prop_assert_eq!(Entry::decode(&bytes).unwrap(), entry);
             for len in 0..bytes.len() {
                 prop_assert!(Entry::decode(&bytes[..len]).is_err());
@@ -147,6 +176,7 @@ pub(crate) mod tests {
         fn garbage_is_an_error_not_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             let _ = Entry::decode(&bytes);
             let _ = Entry::peek(&bytes);
+            let _ = Entry::peek_removed(&bytes);
         }
     }
 

@@ -377,6 +377,40 @@ impl Inode {
         reader.u64().ok()
     }
 
+    /// Owner, size in bytes and flags of a record, without the rest of it.
+    ///
+    /// # Errors
+    /// As [`Inode::decode`], as far as it looks.
+    pub fn peek_owner(row: &[u8]) -> Result<(u32, u64, InodeFlags), DecodeError> {
+        let mut reader = Reader::new(row);
+        let version = reader.u8()?;
+        if !(VERSION..=VERSION_ACLS).contains(&version) {
+            return Err(DecodeError("inode of an unknown format version"));
+        }
+        reader.u8()?;
+        let flags = reader.u8()?;
+        // Number and mode.
+        reader.varint()?;
+        reader.varint()?;
+        let uid = reader.varint32()?;
+        reader.varint32()?;
+        let size = reader.varint()?;
+        if version == VERSION {
+            return Ok((uid, size, InodeFlags::default()));
+        }
+        // The commit's stamp, the last modification, and what differs from them.
+        let times = [ATIME_IS_MTIME, CTIME_IS_MTIME, BTIME_IS_MTIME, DATA_CHANGE_IS_CHANGE];
+        let apart = times.iter().filter(|bit| flags & **bit == 0).count();
+        reader.bytes(8 * (2 + apart))?;
+        for bit in [HAS_NLINK, HAS_RDEV] {
+            if flags & bit != 0 {
+                reader.varint32()?;
+            }
+        }
+        let flags = InodeFlags::from_bits(reader.u8()?);
+        Ok((uid, size, flags.ok_or(DecodeError("unknown inode flags"))?))
+    }
+
     /// Reads what [`Inode::encode_into`] wrote.
     ///
     /// # Errors

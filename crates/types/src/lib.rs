@@ -40,6 +40,7 @@
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
 //! | [`trash`] | the trash: names in it |
+//! | [`removal`] | what is asked before a tree is removed |
 //! | [`feed`] | change feeds: events, and the rows that have them |
 //! | [`retention`] | how long policies have something kept |
 //! | [`snapshot`], [`clone`] | snapshots of directories, and clones |
@@ -93,6 +94,7 @@ pub mod placement;
 pub mod policy;
 pub mod quota;
 pub mod range;
+pub mod removal;
 pub mod request;
 pub mod retention;
 pub mod security;

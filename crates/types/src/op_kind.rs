@@ -84,7 +84,7 @@ pub fn kind(op: &Op) -> usize {
         Op::SetXattr(..) => 21,
         Op::ListXattr(_) => 22,
         Op::RemoveXattr(..) => 23,
-        Op::ReadDir { .. } | Op::ReadDirPlus { .. } => 24,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::RemovalCheck { .. } => 24,
         Op::Chunks { .. } => 25,
         Op::AllocObjects(_) => 26,
         Op::Usage => 27,

@@ -11,6 +11,7 @@ use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::quota::{QuotaInfo, QuotaLimits, QuotaSubject};
 use crate::range::Range;
+use crate::removal::RemovalPage;
 use crate::snapshot::{SnapshotId, SnapshotInfo};
 use crate::snapshot_changes::{HistoryCursor, SnapshotChanges, SnapshotUsage};
 
@@ -249,6 +250,17 @@ pub enum Op {
         /// Entries to read at most, 1 to [`READDIR_ENTRIES_MAX`].
         limit: usize,
     },
+    /// What would keep a directory from being removed with all that is in it, by name from the
+    /// first one after `after`. Needs read, write and search permission. Answer:
+    /// [`Answer::RemovalPage`].
+    RemovalCheck {
+        /// The directory.
+        dir: InodeId,
+        /// Name to continue after.
+        after: Option<Name>,
+        /// Entries to read at most, 1 to [`READDIR_ENTRIES_MAX`].
+        limit: usize,
+    },
     /// Changes content. Answer: [`Answer::Inode`].
     Commit(Commit),
     /// Replaces the extents within a window of a chunk by others that hold the same bytes, if they
@@ -474,7 +486,8 @@ impl Op {
             | Op::TreeUsage(ino)
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. }
-            | Op::ReadDirPlus { dir: ino, .. } => visit(Named::Dir(ino)),
+            | Op::ReadDirPlus { dir: ino, .. }
+            | Op::RemovalCheck { dir: ino, .. } => visit(Named::Dir(ino)),
             Op::Sweep(ino) | Op::Release(ino) | Op::Chunks { ino, .. } => visit(Named::File(ino)),
             Op::Locate { files, .. } => files.iter_mut().for_each(|ino| visit(Named::File(ino))),
             Op::GetAttr(inode)
@@ -582,7 +595,8 @@ impl Op {
             | Op::CloneStep(ino)
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. }
-            | Op::ReadDirPlus { dir: ino, .. } => Subject::Number(*ino),
+            | Op::ReadDirPlus { dir: ino, .. }
+            | Op::RemovalCheck { dir: ino, .. } => Subject::Number(*ino),
             // One node keeps all snapshots of a volume.
             Op::At(..)
             | Op::SnapshotCreate { .. }
@@ -615,6 +629,7 @@ impl Op {
             | Op::ReadLink(_)
             | Op::ReadDir { .. }
             | Op::ReadDirPlus { .. }
+            | Op::RemovalCheck { .. }
             | Op::Chunks { .. }
             | Op::GetXattr(..)
             | Op::ListXattr(_)
@@ -755,6 +770,8 @@ pub enum Answer {
         /// Nothing follows in the directory.
         end: bool,
     },
+    /// A page of a directory that is to be removed.
+    RemovalPage(Box<RemovalPage>),
     /// Extents of those chunks asked for that have any: the first of them, or all.
     Chunks {
         /// By chunk number, ascending.

@@ -131,6 +131,8 @@ fn finish(place: &mut Place, dir: &Value) -> Result<(), Failure> {
         let step = json!({ "act": "clone-step", "dir": dir });
         let step = place.ask(step).map_err(|why| why.of(VERB))?;
         names += step["names"].as_u64().unwrap_or(0);
+        // Of several nodes none knows how many names the others gave.
+        let shows = shows && names > 0;
         if shows {
             // What is told is of no use when it cannot be shown.
             let _ = write!(std::io::stderr(), "\r{names} names");

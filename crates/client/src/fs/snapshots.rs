@@ -203,7 +203,7 @@ impl Fs {
 
     /// Stores and commits what is written, and goes on. What cannot be stored is told by the next
     /// flush of its file.
-    pub(super) fn flush_all(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
+    pub fn flush_all(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
         // Called when the last flush drops it.
         let then = Arc::new(AtEnd(Mutex::new(Some(then))));
         for file in self.files.all() {

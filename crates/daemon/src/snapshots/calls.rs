@@ -97,6 +97,12 @@ impl<'a> SnapshotCalls<'a> {
         self.fs.replies(&self.creds, ops).into_iter().map(plain).collect()
     }
 
+    /// Stores and commits what was written through this process: see [`Fs::flush_all`].
+    pub fn flush_all(&self) {
+        // What cannot be stored is told by the next flush of its file.
+        let _ = wait(|done| self.fs.flush_all(move || done(Ok(()))));
+    }
+
     /// [`Fs::snapshots`].
     ///
     /// # Errors

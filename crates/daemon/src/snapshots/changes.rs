@@ -46,6 +46,9 @@ pub fn changes(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Str
     let number = |field: &str| {
         question[field].as_u64().ok_or_else(|| format!("the question has no {field}"))
     };
+    if question["newer"].is_null() && question["after"].is_null() {
+        calls.flush_all();
+    }
     let files = question["files"].as_array().into_iter().flatten();
     let files: Option<Vec<InodeId>> = files.map(Value::as_u64).collect();
     let op = Op::SnapshotChanges {

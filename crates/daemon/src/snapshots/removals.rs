@@ -19,12 +19,13 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::perm::{EXEC, READ, STICKY, WRITE};
-use kestrel_types::request::{Answer, DirEntry, Op};
+use kestrel_types::removal::{KeptBecause, RemovalPage};
+use kestrel_types::request::{Answer, Op, READDIR_ENTRIES_MAX};
 use kestrel_types::trash::TRASH;
 use serde_json::{Value, json};
 
 use super::calls::SnapshotCalls;
-use super::listing::{Detail, with_attributes, word_of};
+use super::listing::word_of;
 use super::named::{after_of, directory, name_of};
 use crate::ask::path_value;
 use crate::logger::utc_of_seconds;
@@ -32,8 +33,9 @@ use crate::logger::utc_of_seconds;
 /// Most directories in one question.
 pub const DIRS_AT_ONCE: usize = 32;
 
-/// Entries of each that are looked at for one answer.
-const PAGE_ENTRIES: usize = 1024;
+const HAS_FLAGS: &str = "it is immutable or append only (chattr -i, -a)";
+
+const IS_STICKY: &str = "its directory is sticky, and it belongs to somebody else";
 
 /// How long one question about a removal in place is worked on.
 const STEP_TIME: Duration = Duration::from_secs(1);
@@ -123,10 +125,10 @@ fn is_guarded(calls: &SnapshotCalls<'_>, dir: &Inode) -> bool {
 /// Why something cannot be taken out of its directory, whatever permissions that has.
 fn stays(calls: &SnapshotCalls<'_>, inode: &Inode, is_guarded: bool) -> Option<&'static str> {
     if inode.flags.has(InodeFlags::IMMUTABLE) || inode.flags.has(InodeFlags::APPEND) {
-        return Some("it is immutable or append only (chattr -i, -a)");
+        return Some(HAS_FLAGS);
     }
     if is_guarded && !calls.owns(inode) {
-        return Some("its directory is sticky, and it belongs to somebody else");
+        return Some(IS_STICKY);
     }
     None
 }
@@ -149,19 +151,19 @@ fn check(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
         dirs.push(CheckedDir { ino, after: after_of(one)?, is_guarded: one["sticky"] == true });
     }
     let ops = dirs.iter().flat_map(|CheckedDir { ino, after, .. }| {
-        let (dir, after, limit) = (*ino, after.clone(), PAGE_ENTRIES);
+        let (dir, after, limit) = (*ino, after.clone(), READDIR_ENTRIES_MAX);
         [
             Op::GetAttr(InodeRef::by_id(dir)),
+            // Policies may refuse what permissions allow.
             Op::Access(InodeRef::by_id(dir), READ | WRITE | EXEC),
-            Op::ReadDir { dir, after: after.clone(), limit, check: true },
-            Op::ReadDirPlus { dir, after, limit },
+            Op::RemovalCheck { dir, after, limit },
         ]
     });
     let mut answers = calls.ask_many(None, ops.collect()).into_iter();
     let mut pages = Vec::with_capacity(dirs.len());
     for dir in &dirs {
         let mut next = || answers.next().unwrap_or_else(|| Err(unanswered()));
-        let page = checked_page(calls, dir, [next(), next(), next(), next()]);
+        let page = checked_page(calls, dir, [next(), next(), next()]);
         pages.push(page.map_err(|why| why.reason.to_string())?);
     }
     Ok(Value::Array(pages))
@@ -170,7 +172,7 @@ fn check(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {
 fn checked_page(
     calls: &SnapshotCalls<'_>,
     dir: &CheckedDir,
-    [own, access, page, inodes]: [FsResult<Answer>; 4],
+    [own, access, page]: [FsResult<Answer>; 3],
 ) -> FsResult<Value> {
     let nothing = json!({ "files": 0, "bytes": 0, "subdirs": [], "end": true });
     let own = match own.and_then(into_inode) {
@@ -180,43 +182,46 @@ fn checked_page(
     if let Some(why) = stays(calls, &own, dir.is_guarded) {
         return Ok(json!({ "refused": why }));
     }
-    let (entries, end) = match page {
-        Ok(Answer::Entries { entries, end, .. }) => (entries, end),
+    let page = match page {
+        Ok(Answer::RemovalPage(page)) => *page,
         Ok(other) => return Err(unexpected(&other)),
         Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => return Ok(nothing),
         Err(why) if why.errno == libc::EACCES && is_empty(calls, dir.ino)? => return Ok(nothing),
         Err(why) => return Ok(json!({ "refused": why.reason })),
     };
-    if entries.is_empty() {
+    let RemovalPage { mut files, mut bytes, dirs, links, kept, last, end } = page;
+    if last.is_none() {
         return Ok(nothing);
     }
     if let Err(why) = access {
         return Ok(json!({ "refused": why.reason }));
     }
-    let inodes = match inodes? {
-        Answer::EntriesPlus { entries, .. } => entries,
-        other => return Err(unexpected(&other)),
-    };
-    let last = entries.last().map(|entry| path_value(entry.name.as_bytes()));
-    let joined = with_attributes(calls, (None, dir.ino), (entries, inodes), Detail::Files)?;
-    let sticky = is_guarded(calls, &own);
-    let (mut files, mut bytes, mut subdirs) = (0_u64, 0_u64, Vec::new());
-    for (DirEntry { name, ino, kind, .. }, inode) in joined {
-        let shown = path_value(name.as_bytes());
-        match inode {
-            Some(inode) => {
-                if let Some(why) = stays(calls, &inode, sticky) {
-                    return Ok(json!({ "refused": why, "name": shown }));
-                }
-                files += 1;
-                bytes = bytes.saturating_add(if kind == Kind::File { inode.size } else { 0 });
-            }
-            None => subdirs.push(json!([shown, ino])),
-        }
+    if let Some((name, why)) = kept {
+        let why = match why {
+            KeptBecause::Flags => HAS_FLAGS,
+            KeptBecause::Sticky => IS_STICKY,
+        };
+        return Ok(json!({ "refused": why, "name": path_value(name.as_bytes()) }));
     }
+    let sticky = is_guarded(calls, &own);
+    let lookups = links.iter().map(|name| Op::Lookup(PathRef::new(dir.ino, name.clone())));
+    for (name, found) in links.iter().zip(calls.ask_many(None, lookups.collect())) {
+        let inode = match found.and_then(into_inode) {
+            // Gone since it was listed.
+            Err(FsError { errno: libc::ENOENT | libc::ESTALE, .. }) => continue,
+            found => found?,
+        };
+        if let Some(why) = stays(calls, &inode, sticky) {
+            return Ok(json!({ "refused": why, "name": path_value(name.as_bytes()) }));
+        }
+        files += 1;
+        bytes = bytes.saturating_add(if inode.kind == Kind::File { inode.size } else { 0 });
+    }
+    let subdirs: Vec<Value> =
+        dirs.iter().map(|(name, ino)| json!([path_value(name.as_bytes()), ino])).collect();
     Ok(json!({
-        "files": files, "bytes": bytes, "subdirs": subdirs, "last": last, "end": end,
-        "sticky": sticky,
+        "files": files, "bytes": bytes, "subdirs": subdirs,
+        "last": last.map(|last| path_value(last.as_bytes())), "end": end, "sticky": sticky,
     }))
 }
 

@@ -86,7 +86,11 @@ impl ClusterNode {
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.list(ticket);
         }
-        if matches!(work.request.op, Op::ReadDirPlus { .. } | Op::FeedRead { .. }) && !alone {
+        let is_led = matches!(
+            work.request.op,
+            Op::ReadDirPlus { .. } | Op::RemovalCheck { .. } | Op::FeedRead { .. }
+        );
+        if is_led && !alone {
             return self.lead(ticket);
         }
         if matches!(work.request.op, Op::Usage) && !alone {

@@ -192,6 +192,7 @@ fn every_read_at_a_snapshot() {
         Op::GetAttr(InodeRef { ino: file.ino, seen: Some((dir, Name::new(b"c1").unwrap())) }),
         Op::Access(InodeRef::by_id(dir), 4),
         Op::ReadDirPlus { dir, after: None, limit: 2 },
+        Op::RemovalCheck { dir, after: None, limit: 2 },
         Op::ListXattr(InodeRef::by_id(dir)),
         Op::GetXattr(InodeRef::by_id(dir), b"user.x".as_slice().into()),
         Op::TreeUsage(1),

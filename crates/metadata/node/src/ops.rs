@@ -18,6 +18,7 @@
 //! | `ops/rename.rs` | Rename |
 //! | `ops/relocate.rs` | what operations that move an entry have in common |
 //! | `ops/readdir.rs` | ReadDir, ReadDirPlus |
+//! | `ops/removal_check.rs` | RemovalCheck |
 //! | `ops/setattr.rs` | SetAttr: chmod, chown, truncate, utimes |
 //! | `ops/setflags.rs` | SetFlags: chattr |
 //! | `ops/accessed.rs` | Accessed: access times |
@@ -55,6 +56,7 @@ pub mod policy;
 pub mod quota;
 pub mod readdir;
 mod relocate;
+pub mod removal_check;
 pub mod rename;
 pub mod rmdir;
 pub mod setattr;
@@ -133,6 +135,7 @@ fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::CloneDir { source, at, place } => clone_dir::run(view, creds, *source, *at, place),
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
+        | Op::RemovalCheck { .. }
         | Op::Chunks { .. }
         | Op::CloneStep(_)
         | Op::QuotaSet(..)
@@ -186,6 +189,7 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         | Op::CloneDir { .. } => RunsOn::Exclusive,
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
+        | Op::RemovalCheck { .. }
         | Op::Chunks { .. }
         | Op::TreeUsage(_)
         | Op::CloneStep(_) => RunsOn::Caller,

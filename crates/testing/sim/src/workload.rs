@@ -298,7 +298,8 @@ fn past_op(client: &mut Client) -> Option<Op> {
     let op = match client.prng.below(24) {
         0..=3 => Op::Lookup(place(client)),
         4..=6 => Op::GetAttr(any(client)),
-        7..=11 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        7..=10 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        11 => Op::RemovalCheck { dir: dir(client), after: None, limit: 100 },
         12 => Op::ReadDirPlus { dir: dir(client), after: None, limit: 100 },
         13 => Op::OpenAt(place(client), read),
         14 => Op::Open(any(client), read),
@@ -405,7 +406,8 @@ pub fn action(client: &mut Client) -> ClientAction {
             let inode = file.map_or_else(|| any(client), |file| file.reference());
             Op::Link(inode, place(client))
         }
-        84..=86 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        84 => Op::RemovalCheck { dir: dir(client), after: None, limit: 100 },
+        85 | 86 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
         87..=92 => match commit(client) {
             Some(op) => op,
             None => Op::Parent(dir(client)),

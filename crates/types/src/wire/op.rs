@@ -64,6 +64,7 @@ const QUOTA_REMOVE: u8 = 56;
 const QUOTA_LIST: u8 = 57;
 const QUOTA_CHECK: u8 = 58;
 const FEED_READ: u8 = 59;
+const REMOVAL_CHECK: u8 = 60;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -99,6 +100,20 @@ pub(super) fn put_request(request: &Request, w: &mut WireWriter<'_>) {
 #[inline(always)]
 pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
     Ok(Request { creds: basic::creds(r)?, op: op(r)? })
+}
+
+/// A page of a directory: the directory, the name before it, and how many entries.
+fn put_page(tag: u8, (dir, after, limit): (InodeId, Option<&Name>, usize), w: &mut WireWriter<'_>) {
+    put_id(tag, dir, w);
+    w.varint(limit as u64);
+    w.u8(u8::from(after.is_some()));
+    after.iter().for_each(|name| w.name(name));
+}
+
+fn page(r: &mut Reader<'_>) -> Result<(InodeId, Option<Name>, usize), DecodeError> {
+    let (dir, limit) = (r.varint()?, basic::size(r)?);
+    let after = if basic::boolean(r)? { Some(basic::name(r)?) } else { None };
+    Ok((dir, after, limit))
 }
 
 /// The directory that an operation is about, or a snapshot; 0, which is none's number, if it takes
@@ -190,10 +205,10 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
             after.iter().for_each(|name| w.name(name));
         }
         Op::ReadDirPlus { dir, after, limit } => {
-            put_id(READ_DIR_PLUS, *dir, w);
-            w.varint(*limit as u64);
-            w.u8(u8::from(after.is_some()));
-            after.iter().for_each(|name| w.name(name));
+            put_page(READ_DIR_PLUS, (*dir, after.as_ref(), *limit), w);
+        }
+        Op::RemovalCheck { dir, after, limit } => {
+            put_page(REMOVAL_CHECK, (*dir, after.as_ref(), *limit), w);
         }
         Op::Commit(commit) => {
             put_ref(COMMIT, &commit.inode, w);
@@ -362,9 +377,12 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             Op::ReadDir { dir, after, limit, check: flags & 1 != 0 }
         }
         READ_DIR_PLUS => {
-            let (dir, limit) = (r.varint()?, basic::size(r)?);
-            let after = if basic::boolean(r)? { Some(basic::name(r)?) } else { None };
+            let (dir, after, limit) = page(r)?;
             Op::ReadDirPlus { dir, after, limit }
+        }
+        REMOVAL_CHECK => {
+            let (dir, after, limit) = page(r)?;
+            Op::RemovalCheck { dir, after, limit }
         }
         COMMIT => Op::Commit(commit(r)?),
         COMPACT => Op::Compact {

@@ -8,6 +8,7 @@ use crate::extent::Extent;
 use crate::inode::Inode;
 use crate::name::Name;
 use crate::quota::QUOTAS_MAX;
+use crate::removal::{KeptBecause, RemovalPage};
 use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
 use crate::snapshot::{HOLDS_MAX, SNAPSHOTS_MAX, SnapshotInfo};
 use crate::snapshot_changes::{ChangedDir, ChangedName, DirMoment, SnapshotChanges, SnapshotUsage};
@@ -35,6 +36,7 @@ const SNAPSHOT_USAGE: u8 = 18;
 const CLONE_PROGRESS: u8 = 19;
 const QUOTAS: u8 = 22;
 const FEED: u8 = 23;
+const REMOVAL_PAGE: u8 = 24;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -109,6 +111,7 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
                 w.inode(inode);
             });
         }
+        Answer::RemovalPage(page) => put_removal_page(page, w),
         Answer::Chunks { chunks, end } => {
             w.u8(CHUNKS);
             w.u8(u8::from(*end));
@@ -170,6 +173,23 @@ fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
     w.varint(entry.ino);
     w.u8(entry.kind as u8);
     w.name(&entry.name);
+}
+
+fn put_removal_page(page: &RemovalPage, w: &mut WireWriter<'_>) {
+    let RemovalPage { files, bytes, dirs, links, kept, last, end } = page;
+    w.u8(REMOVAL_PAGE);
+    w.u8(u8::from(*end) | u8::from(last.is_some()) << 1 | u8::from(kept.is_some()) << 2);
+    [files, bytes].into_iter().for_each(|number| w.varint(*number));
+    w.list(dirs, |w, (name, ino)| {
+        w.name(name);
+        w.varint(*ino);
+    });
+    w.list(links, |w, name| w.name(name));
+    last.iter().for_each(|name| w.name(name));
+    if let Some((name, why)) = kept {
+        w.name(name);
+        w.u8(*why as u8);
+    }
 }
 
 fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
@@ -253,6 +273,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
                 end: flags & 1 != 0,
             }
         }
+        REMOVAL_PAGE => Answer::RemovalPage(Box::new(removal_page(r)?)),
         CHUNKS => {
             let end = basic::boolean(r)?;
             Answer::Chunks { chunks: list(r, usize::MAX, 2, chunk)?, end }
@@ -293,6 +314,22 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
 fn entry(r: &mut Reader<'_>) -> Result<DirEntry, DecodeError> {
     let (ino, kind) = (r.varint()?, basic::kind(r)?);
     Ok(DirEntry { name: basic::name(r)?, ino, kind })
+}
+
+fn removal_page(r: &mut Reader<'_>) -> Result<RemovalPage, DecodeError> {
+    let flags = flags(r, 7)?;
+    let (files, bytes) = (r.varint()?, r.varint()?);
+    let dirs = list(r, usize::MAX, 3, |r| Ok((basic::name(r)?, r.varint()?)))?;
+    let links = list(r, usize::MAX, 2, basic::name)?;
+    let last = if flags & 2 != 0 { Some(basic::name(r)?) } else { None };
+    let kept = match flags & 4 {
+        0 => None,
+        _ => {
+            let (name, why) = (basic::name(r)?, KeptBecause::from_u8(r.u8()?));
+            Some((name, why.ok_or(DecodeError("unknown reason to keep a file"))?))
+        }
+    };
+    Ok(RemovalPage { files, bytes, dirs, links, kept, last, end: flags & 1 != 0 })
 }
 
 fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {

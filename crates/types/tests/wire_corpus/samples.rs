@@ -12,6 +12,7 @@ use kestrel_types::perm;
 use kestrel_types::policy::{Consistency, Policy};
 use kestrel_types::quota::{OverSince, QuotaInfo, QuotaLimits, QuotaSubject, QuotaUsage};
 use kestrel_types::range::Range;
+use kestrel_types::removal::{KeptBecause, RemovalPage};
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags,
     Request, SetAttr, SetTime, Usage, XattrFlags,
@@ -170,7 +171,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 13, max: 13 },
+        versions: Versions { min: 14, max: 14 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -179,7 +180,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 13,
+        version: 14,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -189,7 +190,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 13, max: 13 },
+        versions: Versions { min: 14, max: 14 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -294,6 +295,7 @@ fn ops() -> Vec<(&'static str, Op)> {
             Op::ReadDir { dir: 77, after: Some(name("bird.jpg")), limit: 4096, check: true },
         ),
         ("op-readdir-first", Op::ReadDir { dir: 77, after: None, limit: 1, check: false }),
+        ("op-removal-check", Op::RemovalCheck { dir: 77, after: Some(name("a")), limit: 4096 }),
         ("op-readdirplus", Op::ReadDirPlus { dir: 77, after: Some(name("bird.jpg")), limit: 4096 }),
         ("op-commit", commit(NewData::Unchanged)),
         ("op-commit-inline", commit(NewData::Inline(b"content".as_slice().into()))),
@@ -487,6 +489,25 @@ fn answers() -> Vec<(&'static str, Answered)> {
         (
             "answer-entries-plus",
             Answer::EntriesPlus { entries: vec![(name("b"), inode(Data::Chunked))], end: false },
+        ),
+        (
+            "answer-removal-page",
+            Answer::RemovalPage(Box::new(RemovalPage {
+                files: 300,
+                bytes: 1 << 40,
+                dirs: vec![(name("d"), 77)],
+                links: vec![name("l")],
+                kept: None,
+                last: Some(name("z")),
+                end: false,
+            })),
+        ),
+        (
+            "answer-removal-page-kept",
+            Answer::RemovalPage(Box::new(RemovalPage {
+                kept: Some((name("k"), KeptBecause::Sticky)),
+                ..RemovalPage::default()
+            })),
         ),
         (
             "answer-chunks",

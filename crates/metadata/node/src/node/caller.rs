@@ -20,9 +20,9 @@ use super::reply_thread::PendingReply;
 use super::snapshot_changes::Compared;
 use super::{Durability, Node};
 use crate::clones::WITHOUT_NAMES;
-use crate::ops::{chunks, locate, policy, readdir};
+use crate::ops::{chunks, locate, policy, readdir, removal_check};
 use crate::owners::MapView;
-use crate::perm::{self, Dentry, EXEC, READ};
+use crate::perm::{self, Dentry, EXEC, READ, WRITE};
 use crate::pipeline;
 use crate::replica::PolicyUse;
 use crate::stop::{Stop, engine_error};
@@ -91,12 +91,19 @@ impl Node {
         };
         if table.is_some()
             && reply == Err(Outcome::Failed(WITHOUT_NAMES))
-            && let Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } = request.op
+            && let Op::ReadDir { dir, .. }
+            | Op::ReadDirPlus { dir, .. }
+            | Op::RemovalCheck { dir, .. } = request.op
         {
             return hand_back(request, sink, NotAloneReason::Names(dir));
         }
-        if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. }) =
-            (&table, &request.op)
+        if let (
+            Some(table),
+            Op::Chunks { .. }
+            | Op::ReadDir { .. }
+            | Op::ReadDirPlus { .. }
+            | Op::RemovalCheck { .. },
+        ) = (&table, &request.op)
             && !self
                 .core
                 .cluster
@@ -149,7 +156,7 @@ impl Node {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
                 let check = if *check { READ } else { 0 };
-                let parent = self.opened_dir(&request.creds, *dir, check, wait)?;
+                let parent = self.opened_dir(&request.creds, *dir, check, wait)?.parent;
                 let (answer, seen) =
                     readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
@@ -163,6 +170,14 @@ impl Node {
                     readdir::run_plus(&*self.engine, *dir, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
                 readdir::tell_policy(&mut answer, policy);
+                Ok(answer)
+            }
+            Op::RemovalCheck { dir, after, limit } => {
+                let creds = &request.creds;
+                let dir = self.opened_dir(creds, *dir, READ | WRITE | EXEC, wait)?;
+                let (answer, seen) =
+                    removal_check::run(&*self.engine, creds, &dir, after.as_ref(), *limit)?;
+                *wait = seen.max(*wait);
                 Ok(answer)
             }
             Op::Chunks { ino, first, last } => {
@@ -243,15 +258,15 @@ impl Node {
         Ok((object_in(first, cluster.me), wait))
     }
 
-    /// The directory above one that shall be listed, if the caller has the permissions `check` in
-    /// it. `wait` becomes the position that an answer waits for, whatever it is.
+    /// A directory that shall be listed, if the caller has the permissions `check` in it. `wait`
+    /// becomes the position that an answer waits for, whatever it is.
     fn opened_dir(
         &self,
         creds: &Creds,
         dir: InodeId,
         check: u32,
         wait: &mut Position,
-    ) -> Result<InodeId, Outcome> {
+    ) -> Result<Dentry, Outcome> {
         let dentry = match self.core.replica.get(dir) {
             Some((known, changed_at)) => {
                 *wait = changed_at;
@@ -288,7 +303,7 @@ impl Node {
             self.give_all_names(dir)?;
             *wait = self.committed.load(Ordering::Relaxed);
         }
-        Ok(dentry.parent)
+        Ok(dentry)
     }
 
     /// What counts for how a client may keep what is in a directory, if the replica knows it at one

@@ -24,7 +24,7 @@ use crate::feeds::FeedPlace;
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::ops;
-use crate::ops::{policy, readdir, usage};
+use crate::ops::{policy, readdir, removal_check, usage};
 use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
 use crate::pipeline::UsageChange;
@@ -559,18 +559,25 @@ fn run(
     }
     let (dir, after, limit, check, plus) = match &request.op {
         Op::ReadDir { dir, after, limit, check } => (dir, after, limit, *check, false),
-        Op::ReadDirPlus { dir, after, limit } => (dir, after, limit, true, true),
+        Op::ReadDirPlus { dir, after, limit } | Op::RemovalCheck { dir, after, limit } => {
+            (dir, after, limit, true, true)
+        }
         Op::FeedRead { dir, from, .. } => return view.feed_of(*dir, *from).map(Listing::Feed),
         _ => return ops::execute(view, request).map(Listing::Answer),
     };
     let dir = view.dir(*dir)?;
     view.need_dir_names(&dir)?;
+    let removed = matches!(request.op, Op::RemovalCheck { .. });
     match plus {
+        true if removed => removal_check::check(&request.creds, &dir)?,
         true => readdir::check_plus(&request.creds, &dir)?,
         false => readdir::check(&request.creds, &dir, check)?,
     }
     let span = readdir::span(dir.ino, after.as_ref(), *limit);
     match lent.spans.get(&span) {
+        Some(rows) if removed => {
+            removal_check::merged(&request.creds, &dir, rows, *limit).map(Listing::Answer)
+        }
         Some(rows) if plus => {
             let mut answer = readdir::merged_plus(dir.ino, rows, *limit)?;
             if view.may_have_policies() && policy::is_searched_by_all(&dir) {

@@ -131,6 +131,7 @@ pub fn needs_all_nodes(op: &Op) -> bool {
     match op {
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
+        | Op::RemovalCheck { .. }
         | Op::Usage
         | Op::TreeUsage(_)
         | Op::Locate { .. } => true,

@@ -133,7 +133,7 @@ pub fn merged_plus(dir: InodeId, rows: &SpanRows, limit: usize) -> Run<Answer> {
     Ok(Answer::EntriesPlus { entries, end: rows.len() <= limit })
 }
 
-fn damaged(dir: InodeId, why: &DecodeError) -> FsError {
+pub(super) fn damaged(dir: InodeId, why: &DecodeError) -> FsError {
     let text = format!("metadata: damaged entry in directory {dir}: {why}; run kestrel fsck");
     FsError::because(libc::EIO, text)
 }

@@ -402,6 +402,9 @@ impl World {
                 Op::Accessed(self.inode(raw.a, raw.d), Accessed { at, relative: raw.who % 2 == 0 })
             }
             249 => Op::ReadDirPlus { dir: self.dir(raw.a), after: None, limit: 4096 },
+            250 if raw.d % 2 == 0 => {
+                Op::RemovalCheck { dir: self.dir(raw.a), after: None, limit: 4096 }
+            }
             250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },
             _ => Op::GetAttr(self.inode(raw.a, raw.c)),
         }
@@ -551,7 +554,10 @@ impl World {
                 // Listings are no part of batches, so the order of replies does not tell when they
                 // were made; nor does it for what comes after a snapshot.
                 requests.retain(|(_, op)| {
-                    let lists = matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. });
+                    let lists = matches!(
+                        op,
+                        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::RemovalCheck { .. }
+                    );
                     !lists && !versions::is_of_snapshots(op)
                 });
             }

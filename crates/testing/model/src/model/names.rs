@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::perm::split_umask;
+use kestrel_types::removal::RemovalPage;
 use kestrel_types::request::{Creds, RenameFlags};
 
 use super::{EXEC, MISFIT, MaybeReply, Model, READ, Run, SYMLINK, WRITE};
@@ -27,6 +28,32 @@ impl Model {
             dir = child;
         }
         Ok((dir, self.node(dir).unwrap().children.get(path.name.as_bytes()).copied()))
+    }
+
+    /// Whether a page tells what would keep a directory from being removed with all that is in it.
+    pub(super) fn fits_removal(&self, creds: &Creds, dir: u64, page: &RemovalPage) -> bool {
+        let children = &self.nodes[&dir].children;
+        let stays = |ino: &u64| {
+            let flags = self.nodes[ino].flags;
+            let is_fixed = flags.has(InodeFlags::IMMUTABLE) || flags.has(InodeFlags::APPEND);
+            is_fixed || self.sticky(creds, dir, *ino).is_err()
+        };
+        if let Some((name, _)) = &page.kept {
+            return children.get(name.as_bytes()).is_some_and(stays);
+        }
+        let is_link = |name: &[u8]| page.links.iter().any(|link| link.as_bytes() == name);
+        let told: Vec<&[u8]> = page.dirs.iter().map(|(name, _)| name.as_bytes()).collect();
+        let (mut dirs, mut files, mut is_free) = (Vec::new(), 0, true);
+        for (name, ino) in children {
+            let node = &self.nodes[ino];
+            if node.kind == Kind::Dir {
+                dirs.push(&name[..]);
+                continue;
+            }
+            files += 1;
+            is_free &= if is_link(name) { node.linked } else { !stays(ino) };
+        }
+        page.end && is_free && dirs == told && files == page.files + page.links.len() as u64
     }
 
     pub(super) fn sticky(&self, creds: &Creds, dir: u64, victim: u64) -> Run<()> {

@@ -407,6 +407,18 @@ impl Model {
                     children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect(),
                 )
             }
+            Op::RemovalCheck { dir, .. } => {
+                self.node(*dir).map_err(|_| libc::ENOENT)?;
+                self.allowed(creds, *dir, READ | WRITE | EXEC)?;
+                match reply {
+                    Some(Ok(Answer::RemovalPage(page)))
+                        if !self.fits_removal(creds, *dir, page) =>
+                    {
+                        return Err(MISFIT);
+                    }
+                    _ => Shown::Nothing,
+                }
+            }
             Op::Commit(commit) => {
                 self.commit(creds, commit, reply)?;
                 Shown::Inode(commit.inode.ino)

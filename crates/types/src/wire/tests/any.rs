@@ -17,6 +17,7 @@ use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::quota::{LIMIT_MAX, OverSince, QuotaInfo, QuotaLimits, QuotaSubject, QuotaUsage};
 use crate::range::{RANGE_BYTES_MAX, Range};
+use crate::removal::{KeptBecause, RemovalPage};
 use crate::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply,
     Request, SetAttr, SetTime, Usage, XattrFlags,
@@ -435,6 +436,9 @@ fn plain_op() -> BoxedStrategy<Op> {
         (id(), option::of(name()), id()).prop_map(|(dir, after, limit)| {
             Op::ReadDirPlus { dir, after, limit: limit as usize }
         }),
+        (id(), option::of(name()), id()).prop_map(|(dir, after, limit)| {
+            Op::RemovalCheck { dir, after, limit: limit as usize }
+        }),
         Just(Op::Usage),
         id().prop_map(Op::TreeUsage),
         (vec(id(), 0..5), option::of((id(), name())))
@@ -458,6 +462,21 @@ pub fn request() -> BoxedStrategy<Request> {
     (creds(), op()).prop_map(|(creds, op)| Request { creds, op }).boxed()
 }
 
+fn removal_page() -> impl Strategy<Value = RemovalPage> {
+    let why = prop_oneof![Just(KeptBecause::Flags), Just(KeptBecause::Sticky)];
+    let names = (option::of((name(), why)), option::of(name()));
+    (number(), number(), vec((name(), number()), 0..4), vec(name(), 0..4), names, any::<bool>())
+        .prop_map(|(files, bytes, dirs, links, (kept, last), end)| RemovalPage {
+            files,
+            bytes,
+            dirs,
+            links,
+            kept,
+            last,
+            end,
+        })
+}
+
 pub fn reply() -> BoxedStrategy<Reply> {
     let entry = (name(), number(), kind())
         .prop_map(|(name, ino, kind)| DirEntry { name, ino, kind })
@@ -479,6 +498,7 @@ pub fn reply() -> BoxedStrategy<Reply> {
             .prop_map(|(entries, parent, end)| Answer::Entries { entries, parent, end }),
         (vec((name(), boxed_inode()), 0..10), any::<bool>())
             .prop_map(|(entries, end)| Answer::EntriesPlus { entries, end }),
+        removal_page().prop_map(|page| Answer::RemovalPage(Box::new(page))),
         (vec((number(), vec(extent(), 0..5)), 0..5), any::<bool>())
             .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),

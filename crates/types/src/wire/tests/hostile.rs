@@ -59,7 +59,7 @@ fn bytes_are_pinned() {
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
     let mut expected =
         framed(1,
-            b"KSTL\0\x0d\0\x0d\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
+            b"KSTL\0\x0e\0\x0e\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
     assert_eq!(hello, expected);
     assert_eq!(server_bytes(&ToServer::Proof([5; 32]), Checksum::Off), framed(9, &[5; 32]));
     assert_eq!(client_bytes(&ToClient::Challenge([6; 32]), Checksum::Off), framed(0x87, &[6; 32]));
@@ -86,7 +86,7 @@ fn bytes_are_pinned() {
     let tail =
         [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
     let head = [
-        b"KSTL\0\x0d\0\x0d".as_slice(),
+        b"KSTL\0\x0e\0\x0e".as_slice(),
         &[8; 16],
         &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5],
     ];
@@ -193,12 +193,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x0e\0\x0fwhat comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 14, max: 15 })));
-    let none = framed(1, b"KSTL\0\x0e\0\x02what comes then");
-    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 14, max: 2 })));
-    assert_eq!(Versions { min: 0, max: 13 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 14, max: 15 }.common(Versions::OURS), None);
+    let future = framed(1, b"KSTL\0\x0f\0\x10what comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 15, max: 16 })));
+    let none = framed(1, b"KSTL\0\x0f\0\x02what comes then");
+    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 15, max: 2 })));
+    assert_eq!(Versions { min: 0, max: 14 }.common(Versions::OURS), Some(VERSION));
+    assert_eq!(Versions { min: 15, max: 16 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in [

@@ -76,6 +76,7 @@ impl World {
             0..=3 => Op::ReadDir { dir, after: None, limit: 4096, check: true },
             4 | 5 => Op::Lookup(PathRef::new(dir, name(NAMES[usize::from(raw.b) % 4]))),
             6 => Op::GetAttr(inode),
+            7 if raw.d % 2 == 0 => Op::RemovalCheck { dir, after: None, limit: 4096 },
             7 => Op::ReadDirPlus { dir, after: None, limit: 4096 },
             8 => Op::Open(inode, read),
             9 => Op::ListXattr(inode),
