@@ -244,6 +244,8 @@ impl ClusterNode {
                 }
                 self.when_durable(position, Deferred::CutRecorded(order));
             }
+            // Another process has this member's rows, and ends the cut.
+            Err(why) if self.has_lost_store(&why) => {}
             Err(why) => self.fail_cut(why),
         }
     }
