@@ -72,7 +72,7 @@ pub fn read(
 }
 
 /// Joins entries and attributes, asks for those that are missing, and leaves out what is gone.
-pub(super) fn with_attributes(
+fn with_attributes(
     calls: &SnapshotCalls<'_>,
     (at, dir): (Option<SnapshotId>, InodeId),
     (entries, inodes): (Vec<DirEntry>, Vec<(Name, Box<Inode>)>),
