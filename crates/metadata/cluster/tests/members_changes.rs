@@ -231,6 +231,22 @@ fn changes_of_many_names() {
     assert_eq!(check(&mut cluster, older, None), 301);
 }
 
+/// New names in more directories than members are asked about at once.
+#[test]
+fn new_names_in_many_directories() {
+    let mut cluster = Cluster::new(3);
+    for number in 0..70 {
+        cluster.inode(1, Op::MkDir(at(&format!("d{number}")), 0o755));
+    }
+    let older = cluster.snapshot(ROOT, "older").id;
+    for number in 0..70 {
+        cluster.inode(1 + number % 3, mknod(&format!("d{number}/new")));
+    }
+    let newer = cluster.snapshot(ROOT, "newer").id;
+    // The root tells of its directories, which have other times now.
+    assert!(check(&mut cluster, older, Some(newer)) >= 70);
+}
+
 /// The snapshot for a comparison with the present is one instant, is read by its number, is not
 /// listed, outlives its leader's restart, and goes a minute after the last question about it.
 #[test]

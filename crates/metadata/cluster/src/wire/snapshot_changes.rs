@@ -2,7 +2,7 @@
 
 use kestrel_meta::history::changes::{Found, Group};
 use kestrel_meta::node::told::{
-    ChangesPart, ChangesQuestion, ChangesWanted, MomentRows, RowsWanted,
+    ChangesPart, ChangesQuestion, ChangesWanted, GROWN_MAX, MomentRows, RowsWanted,
 };
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::ids::InodeId;
@@ -41,10 +41,12 @@ pub(super) fn put_question(out: &mut Vec<u8>, asked: &ChangesQuestion) {
             put_cursor(out, Some(from));
             put_varint(out, *limit as u64);
         }
-        ChangesWanted::Grown(dir, after, limit) => {
+        ChangesWanted::Grown(places, limit) => {
             out.push(GROWN);
-            put_varint(out, *dir);
-            put_after(out, after.as_ref());
+            put_list(out, places, |out, (dir, after)| {
+                put_varint(out, *dir);
+                put_after(out, after.as_ref());
+            });
             put_varint(out, *limit as u64);
         }
         ChangesWanted::Rows(older, newer) => {
@@ -62,7 +64,13 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<ChangesQuestion, DecodeErro
             let from = cursor(r)?.ok_or(DecodeError("no cursor"))?;
             ChangesWanted::Groups(from, limit(r)?)
         }
-        GROWN => ChangesWanted::Grown(r.varint()?, after(r)?, limit(r)?),
+        GROWN => {
+            let places = list(r, 2, |r| Ok((r.varint()?, after(r)?)))?;
+            if places.len() > GROWN_MAX {
+                return Err(DecodeError("new names of too many directories at once"));
+            }
+            ChangesWanted::Grown(places, limit(r)?)
+        }
         ROWS => ChangesWanted::Rows(wanted(r)?, wanted(r)?),
         _ => return Err(DecodeError("an unknown question about two snapshots")),
     };
@@ -76,10 +84,12 @@ pub(super) fn put_part(out: &mut Vec<u8>, part: &ChangesPart) {
             put_list(out, groups, put_group);
             put_cursor(out, next.as_ref());
         }
-        ChangesPart::Grown(names, next) => {
+        ChangesPart::Grown(pages) => {
             out.push(GROWN);
-            put_list(out, names, put_name);
-            put_after(out, next.as_ref());
+            put_list(out, pages, |out, (names, next)| {
+                put_list(out, names, put_name);
+                put_after(out, next.as_ref());
+            });
         }
         ChangesPart::Rows(older, newer) => {
             out.push(ROWS);
@@ -92,7 +102,7 @@ pub(super) fn put_part(out: &mut Vec<u8>, part: &ChangesPart) {
 pub(super) fn part(r: &mut Reader<'_>) -> Result<ChangesPart, DecodeError> {
     Ok(match r.u8()? {
         GROUPS => ChangesPart::Groups(list(r, 3, group)?, cursor(r)?),
-        GROWN => ChangesPart::Grown(list(r, 2, name)?, after(r)?),
+        GROWN => ChangesPart::Grown(list(r, 2, |r| Ok((list(r, 2, name)?, after(r)?)))?),
         ROWS => ChangesPart::Rows(rows(r)?, rows(r)?),
         _ => return Err(DecodeError("an unknown answer about two snapshots")),
     })

@@ -96,10 +96,13 @@ fn snapshot_changes() -> Vec<(&'static str, Message)> {
     let cursor = || b"cursor"[..].into();
     vec![
         ("poll-changes", ask(ChangesWanted::Groups(cursor(), 1024))),
-        ("poll-changes-grown", ask(ChangesWanted::Grown(1, Some(name("c")), 1024))),
+        (
+            "poll-changes-grown",
+            ask(ChangesWanted::Grown(vec![(1, Some(name("c"))), (7, None)], 1024)),
+        ),
         ("poll-changes-rows", ask(ChangesWanted::Rows(rows, RowsWanted::default()))),
         ("polled-changes", tell(ChangesPart::Groups(vec![group], Some(cursor())))),
-        ("polled-changes-grown", tell(ChangesPart::Grown(names, None))),
+        ("polled-changes-grown", tell(ChangesPart::Grown(vec![(names, None)]))),
         ("polled-changes-rows", tell(ChangesPart::Rows(told, MomentRows::default()))),
     ]
 }

@@ -205,9 +205,12 @@ impl Node {
                 let (groups, next) = source.groups((id, found, &suffix), *limit)?;
                 Ok(ChangesPart::Groups(groups, next.map(|next| next.encode())))
             }
-            ChangesWanted::Grown(dir, after, limit) => {
-                let (names, next) = source.grown(*dir, after.as_ref(), *limit)?;
-                Ok(ChangesPart::Grown(names, next))
+            ChangesWanted::Grown(places, limit) => {
+                let page = |(dir, after): &(InodeId, Option<Name>)| {
+                    source.grown(*dir, after.as_ref(), *limit)
+                };
+                let pages: FsResult<Vec<NamesPage>> = places.iter().map(page).collect();
+                Ok(ChangesPart::Grown(pages?))
             }
             ChangesWanted::Rows(older_rows, newer_rows) => {
                 let rows = |at, wanted: &RowsWanted| self.node_at(at)?.tell_moment_rows(wanted);

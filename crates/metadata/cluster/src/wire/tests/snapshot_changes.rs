@@ -43,8 +43,8 @@ pub(super) fn any_question() -> BoxedStrategy<PollQuestion> {
     let cursor = vec(any::<u8>(), 1..20).prop_map(HistoryCursor::from);
     let wanted = prop_oneof![
         (cursor, 0usize..100_000).prop_map(|(from, limit)| ChangesWanted::Groups(from, limit)),
-        (number(), option::of(any_name()), 0usize..100_000)
-            .prop_map(|(dir, after, limit)| ChangesWanted::Grown(dir, after, limit)),
+        (vec((number(), option::of(any_name())), 0..4), 0usize..100_000)
+            .prop_map(|(places, limit)| ChangesWanted::Grown(places, limit)),
         (wanted(), wanted()).prop_map(|(older, newer)| ChangesWanted::Rows(older, newer)),
     ];
     ((number(), number()), wanted)
@@ -58,7 +58,7 @@ pub(super) fn any_answer() -> BoxedStrategy<PollAnswer> {
     let part = prop_oneof![
         (vec(group(), 0..4), any_cursor())
             .prop_map(|(groups, next)| ChangesPart::Groups(groups, next)),
-        (names(), option::of(any_name())).prop_map(|(names, next)| ChangesPart::Grown(names, next)),
+        vec((names(), option::of(any_name())), 0..4).prop_map(ChangesPart::Grown),
         (told(), told()).prop_map(|(older, newer)| ChangesPart::Rows(older, newer)),
     ];
     part.prop_map(|part| PollAnswer::Changes(Box::new(part))).boxed()

@@ -25,6 +25,9 @@ use crate::history::changes::{
 };
 use crate::view::decode_dir_id;
 
+/// Most directories of which new names are asked for at once.
+pub const GROWN_MAX: usize = 32;
+
 /// Rows of a moment that are asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RowsWanted {
@@ -64,8 +67,9 @@ pub struct ChangesQuestion {
 pub enum ChangesWanted {
     /// A page of history, from this cursor on, with at most so many names.
     Groups(HistoryCursor, usize),
-    /// A page of names that are new in a directory, behind a name.
-    Grown(InodeId, Option<Name>, usize),
+    /// Of each of these directories a page of names that are new in it, behind a name; with at
+    /// most so many names each.
+    Grown(Vec<(InodeId, Option<Name>)>, usize),
     /// Rows at the older moment, and at the newer one.
     Rows(RowsWanted, RowsWanted),
 }
@@ -75,8 +79,8 @@ pub enum ChangesWanted {
 pub enum ChangesPart {
     /// A page of its history.
     Groups(Vec<Group>, Option<HistoryCursor>),
-    /// A page of names.
-    Grown(Vec<Name>, Option<Name>),
+    /// A page of names of each directory, in the order of the question.
+    Grown(Vec<NamesPage>),
     /// Rows at both moments.
     Rows(MomentRows, MomentRows),
 }
@@ -296,12 +300,15 @@ impl ToldChanges {
                 });
                 self.groups = Some(merged_groups(pages.collect()));
             }
-            ChangesWanted::Grown(dir, after, _) => {
-                let pages = parts.into_iter().filter_map(|part| match part {
-                    ChangesPart::Grown(names, next) => Some((names, next)),
-                    _ => None,
-                });
-                self.grown.insert((*dir, after.clone()), merged_names(pages.collect()));
+            ChangesWanted::Grown(from, _) => {
+                let mut pages: Vec<Vec<NamesPage>> = vec![Vec::new(); from.len()];
+                for part in parts {
+                    let ChangesPart::Grown(of_dirs) = part else { continue };
+                    pages.iter_mut().zip(of_dirs).for_each(|(pages, page)| pages.push(page));
+                }
+                for (place, pages) in from.iter().zip(pages) {
+                    self.grown.insert(place.clone(), merged_names(pages));
+                }
             }
         }
     }
@@ -330,10 +337,18 @@ impl ChangeSource for ToldChanges {
     }
 
     fn grown(&self, dir: InodeId, after: Option<&Name>, limit: usize) -> FsResult<NamesPage> {
-        let after = after.cloned();
-        Ok(self.grown.get(&(dir, after.clone())).cloned().unwrap_or_else(|| {
-            self.lack(ChangesLack::Asked(ChangesWanted::Grown(dir, after, limit)))
-        }))
+        let place = (dir, after.cloned());
+        if let Some(known) = self.grown.get(&place) {
+            return Ok(known.clone());
+        }
+        let none = || ChangesLack::Asked(ChangesWanted::Grown(Vec::new(), limit));
+        let mut lacks = self.lacks.lock();
+        if let ChangesLack::Asked(ChangesWanted::Grown(places, _)) = lacks.get_or_insert_with(none)
+            && places.len() < GROWN_MAX
+        {
+            places.push(place);
+        }
+        Ok(NamesPage::default())
     }
 
     fn located(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<LocatedPage> {
