@@ -297,7 +297,7 @@ impl ClusterNode {
             return;
         };
         let (ticket, info) = (*ticket, SnapshotInfo { cutting: false, ..info.clone() });
-        if self.makes_hidden(ticket) || info.hidden {
+        if info.hidden {
             return self.made_hidden(ticket, info);
         }
         let reply = Ok(Answer::Snapshots(vec![info.clone()]));

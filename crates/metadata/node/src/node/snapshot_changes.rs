@@ -288,14 +288,14 @@ fn page_of(
     source: &dyn ChangeSource,
     (files, after): (&[InodeId], Option<&HistoryCursor>),
 ) -> Reply {
-    let Compared { dir, newer: newer_at, limit, .. } = *compared;
+    let Compared { dir, limit, .. } = *compared;
     let tree = |engine| TreeMoment { engine, root: dir, creds, known: HashMap::new() };
     let mut page = ChangesPage {
         older: tree(older),
         newer: tree(newer),
         source,
         limit,
-        told: SnapshotChanges { newer: newer_at, ..SnapshotChanges::default() },
+        told: SnapshotChanges { newer: compared.newer, ..SnapshotChanges::default() },
         bytes: 0,
     };
     page.older.check_root()?;

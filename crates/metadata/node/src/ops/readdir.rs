@@ -70,30 +70,50 @@ fn page<T>(
     limit: usize,
     read: fn(&[u8], &[u8]) -> Result<T, DecodeError>,
 ) -> FsResult<Page<T>> {
+    let mut entries = Vec::with_capacity(limit.clamp(1, READDIR_ENTRIES_MAX).min(256));
+    let (wait, end) = visit_page(engine, dir, after, limit, |name, row| {
+        entries.push(read(name, row)?);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok((entries, wait, end))
+}
+
+/// Shows the rows of a page to `visit`, until that breaks. The position to wait for before the page
+/// may be shown in mode `commit`, and whether nothing follows.
+pub(super) fn visit_page(
+    engine: &dyn Engine,
+    dir: InodeId,
+    after: Option<&Name>,
+    limit: usize,
+    mut visit: impl FnMut(&[u8], &[u8]) -> Result<ControlFlow<()>, DecodeError>,
+) -> FsResult<(Position, bool)> {
     let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
-    let mut entries = Vec::with_capacity(limit.min(256));
-    let (mut end, mut wait) = (true, 0);
+    let (mut count, mut end, mut wait) = (0, true, 0);
     let mut damage = None;
     let deleted_at = engine
         .scan(Table::Entry, dir, after.map(Name::as_bytes), &mut |name, row, changed_at| {
-            if entries.len() == limit {
+            if count == limit {
                 end = false;
                 return ControlFlow::Break(());
             }
-            match read(name, row) {
-                Ok(entry) => entries.push(entry),
+            count += 1;
+            wait = wait.max(changed_at);
+            match visit(name, row) {
+                Ok(ControlFlow::Continue(())) => ControlFlow::Continue(()),
+                Ok(ControlFlow::Break(())) => {
+                    end = false;
+                    ControlFlow::Break(())
+                }
                 Err(why) => {
                     damage = Some(why);
-                    return ControlFlow::Break(());
+                    ControlFlow::Break(())
                 }
             }
-            wait = wait.max(changed_at);
-            ControlFlow::Continue(())
         })
         .map_err(engine_error)?;
     match damage {
         Some(why) => Err(damaged(dir, &why)),
-        None => Ok((entries, wait.max(deleted_at), end)),
+        None => Ok((wait.max(deleted_at), end)),
     }
 }
 

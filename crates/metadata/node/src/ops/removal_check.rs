@@ -9,16 +9,15 @@ use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::{Entry, RemovedEntry};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::Position;
-use kestrel_types::inode::{InodeFlags, Kind};
-use kestrel_types::key::Table;
+use kestrel_types::inode::Kind;
 use kestrel_types::name::Name;
 use kestrel_types::removal::{KeptBecause, RemovalPage};
 use kestrel_types::request::{Answer, Creds, READDIR_ENTRIES_MAX};
 
-use super::readdir::damaged;
+use super::readdir::{damaged, visit_page};
 use crate::perm::{self, Dentry, EXEC, READ, WRITE};
 use crate::rows::SpanRows;
-use crate::stop::{Run, Stop, engine_error};
+use crate::stop::{Run, Stop};
 
 /// Whether the caller may list the directory and take out of it what no flag or owner keeps.
 pub fn check(creds: &Creds, dir: &Dentry) -> Run<()> {
@@ -33,29 +32,10 @@ pub fn run(
     after: Option<&Name>,
     limit: usize,
 ) -> FsResult<(Answer, Position)> {
-    let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
-    let (mut page, mut count, mut wait) = (Page::new(creds, dir), 0, 0);
-    page.told.end = true;
-    let mut damage = None;
-    let after = after.map(Name::as_bytes);
-    let read = engine.scan(Table::Entry, dir.ino, after, &mut |name, row, changed_at| {
-        if count == limit || page.told.kept.is_some() {
-            page.told.end = false;
-            return ControlFlow::Break(());
-        }
-        count += 1;
-        wait = wait.max(changed_at);
-        if let Err(why) = page.add(name, row) {
-            damage = Some(why);
-            return ControlFlow::Break(());
-        }
-        ControlFlow::Continue(())
-    });
-    let deleted_at = read.map_err(engine_error)?;
-    match damage {
-        Some(why) => Err(damaged(dir.ino, &why)),
-        None => Ok((page.answer(), wait.max(deleted_at))),
-    }
+    let mut page = Page::new(creds, dir);
+    let (wait, end) = visit_page(engine, dir.ino, after, limit, |name, row| page.add(name, row))?;
+    page.told.end = end;
+    Ok((page.answer(), wait))
 }
 
 /// The page, from what all nodes said.
@@ -64,8 +44,8 @@ pub fn merged(creds: &Creds, dir: &Dentry, rows: &SpanRows, limit: usize) -> Run
     let mut page = Page::new(creds, dir);
     page.told.end = rows.len() <= limit;
     for (name, row) in rows.iter().take(limit) {
-        page.add(name, row).map_err(|why| Stop::Fail(damaged(dir.ino, &why)))?;
-        if page.told.kept.is_some() {
+        let added = page.add(name, row).map_err(|why| Stop::Fail(damaged(dir.ino, &why)))?;
+        if added.is_break() {
             page.told.end = false;
             break;
         }
@@ -86,16 +66,16 @@ impl<'a> Page<'a> {
         Self { creds, dir, told: RemovalPage::default(), last: None }
     }
 
-    fn add(&mut self, name: &[u8], row: &[u8]) -> Result<(), DecodeError> {
+    /// Adds an entry; breaks at a file that must stay.
+    fn add(&mut self, name: &[u8], row: &[u8]) -> Result<ControlFlow<()>, DecodeError> {
         let valid = || Name::new(name).map_err(|_| DecodeError("not a valid name"));
         let RemovedEntry { ino, kind, file } = Entry::peek_removed(row)?;
         match (kind, file) {
             (Kind::Dir, _) => self.told.dirs.push((valid()?, ino)),
             (_, None) => self.told.links.push(valid()?),
             (_, Some((uid, size, flags))) => {
-                let is_fixed = flags.has(InodeFlags::IMMUTABLE) || flags.has(InodeFlags::APPEND);
                 let kept = match perm::check_sticky(self.creds, &self.dir.guard, uid) {
-                    _ if is_fixed => Some(KeptBecause::Flags),
+                    _ if perm::check_changeable(flags).is_err() => Some(KeptBecause::Flags),
                     Err(_) => Some(KeptBecause::Sticky),
                     Ok(()) => None,
                 };
@@ -111,7 +91,10 @@ impl<'a> Page<'a> {
             Some(last) if last.len() == name.len() => last.copy_from_slice(name),
             last => *last = Some(name.into()),
         }
-        Ok(())
+        Ok(match self.told.kept {
+            Some(_) => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        })
     }
 
     fn answer(mut self) -> Answer {

@@ -33,11 +33,8 @@ impl Model {
     /// Whether a page tells what would keep a directory from being removed with all that is in it.
     pub(super) fn fits_removal(&self, creds: &Creds, dir: u64, page: &RemovalPage) -> bool {
         let children = &self.nodes[&dir].children;
-        let stays = |ino: &u64| {
-            let flags = self.nodes[ino].flags;
-            let is_fixed = flags.has(InodeFlags::IMMUTABLE) || flags.has(InodeFlags::APPEND);
-            is_fixed || self.sticky(creds, dir, *ino).is_err()
-        };
+        let stays =
+            |ino: &u64| self.changeable(*ino).and_then(|()| self.sticky(creds, dir, *ino)).is_err();
         if let Some((name, _)) = &page.kept {
             return children.get(name.as_bytes()).is_some_and(stays);
         }
