@@ -33,7 +33,7 @@ exceptions() {
 # Conditions for wait_until.
 has_exceptions() { [ "$(exceptions)" -gt 0 ]; }
 has_none() { [ "$(exceptions)" = 0 ]; }
-finds() { told found | grep -qE -- "$1"; }
+finds() { grep -qE -- "$1" <(told found); }
 
 check "with nothing in it there is nothing to do" wait_until 20 finds "nothing to do"
 check "a name in 2,500 directories" python3 - "$a" <<'PY'

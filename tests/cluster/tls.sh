@@ -219,7 +219,7 @@ check "the cluster's secret is in no log, and was never sent" shows_no "$secret"
 # A node that is told to speak in clear reaches nobody, and says why.
 kill_node "$cluster" 3
 start_node "$cluster" 3 --tls off
-in_clear() { "$KESTREL" status "$cluster-node3" --json | grep -q 'takes nothing in clear'; }
+in_clear() { grep -q 'takes nothing in clear' <("$KESTREL" status "$cluster-node3" --json); }
 check "a node in clear is refused by the others, and says so" wait_until 20 in_clear
 kill_node "$cluster" 3
 start_node "$cluster" 3

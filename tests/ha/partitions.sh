@@ -148,7 +148,7 @@ mute() {
 }
 
 # said PATTERN: whether the old process of the node has said so in this case.
-said() { tail -c "+$mark" "$log" | grep -qE "$1"; }
+said() { grep -qE "$1" <(tail -c "+$mark" "$log"); }
 unsaid() { ! said "$1"; }
 
 # mended: nobody is cut off any more but the client that reaches one node only.
@@ -198,7 +198,7 @@ outage() {
     if [ "$name" != stopped ]; then
         # Its lease has ended; on a busy machine it writes that down later than others act on it.
         check "its own process says that it answers nobody" wait_for 10 said \
-            "this one answers nobody|has taken this metadata over"
+            "answers nobody|has taken this metadata over"
     fi
     if [ -n "$PINNED" ]; then
         for ((number = 0; number < files; number++)); do

@@ -9,7 +9,7 @@
 //! **A node that starts** may have missed that a token was revoked. It takes no token until it has
 //! the same records as most nodes, itself included; most of them are needed to serve at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
 use kestrel_cluster::host::Carrier;
@@ -42,6 +42,9 @@ struct State {
     grants: BTreeMap<TokenId, Weak<Grant>>,
     /// The last hashes of the others.
     digests: BTreeMap<NodeId, Digest>,
+    /// What this start of the node has forgotten, at most [`TOKENS_MAX`]. A node that handles a
+    /// [`TokensMessage::Prune`] late still sends these records.
+    forgotten: BTreeSet<TokenId>,
     /// This node has had the same as most nodes since it was started.
     agreed: bool,
     announced: Nanos,
@@ -130,7 +133,8 @@ impl Tokens {
 
     /// Forgets tokens that are of no use any more, here and at the other nodes; how many that were.
     /// Only once all nodes have the same: one that missed that a token was revoked would bring it
-    /// back, as good as new. A node that still has the record brings it back revoked.
+    /// back, as good as new. A node that still sends such a record is told again to forget it; one
+    /// that was started after the others forgot it brings the record back, revoked.
     ///
     /// # Errors
     /// `EAGAIN` until each node has announced the same hash as this one; the engine's.
@@ -164,8 +168,19 @@ impl Tokens {
         }
         tokens::write(&*self.engine, &[], &over)?;
         over.iter().for_each(|id| drop(state.records.remove(id)));
+        if state.forgotten.len() + over.len() > TOKENS_MAX {
+            state.forgotten.clear();
+        }
+        state.forgotten.extend(over);
         state.digest = digest(&state.records);
         Ok(())
+    }
+
+    /// Takes the records that this node has forgotten out of another node's; their numbers.
+    fn take_forgotten(&self, records: &mut Vec<TokenRecord>) -> Vec<TokenId> {
+        let state = self.state.lock();
+        let is_forgotten = |record: &mut TokenRecord| state.forgotten.contains(&record.id);
+        records.extract_if(.., is_forgotten).map(|record| record.id).collect()
     }
 
     /// Takes over what others know. True if that was news.
@@ -290,11 +305,17 @@ impl Tokens {
                         .for_each(|part| self.send(from, TokensMessage::Records(part)));
                 }
             }
-            TokensMessage::Records(records) => match self.take_over(records, wall) {
-                // It learns at once that this node has them, too.
-                Ok(_) => self.announce(Some(from)),
-                Err(why) => log::error!("tokens of node {from}: {why}"),
-            },
+            TokensMessage::Records(mut records) => {
+                let forgotten = self.take_forgotten(&mut records);
+                if !forgotten.is_empty() {
+                    self.send(from, TokensMessage::Prune(forgotten));
+                }
+                match self.take_over(records, wall) {
+                    // It learns at once that this node has them, too.
+                    Ok(_) => self.announce(Some(from)),
+                    Err(why) => log::error!("tokens of node {from}: {why}"),
+                }
+            }
             TokensMessage::Prune(ids) => {
                 if let Err(why) = self.forget(&ids, wall) {
                     log::error!("tokens that node {from} has forgotten: {why}");

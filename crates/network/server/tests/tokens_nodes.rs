@@ -4,15 +4,20 @@
 
 mod cluster;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cluster::{Cluster, Site, at, eventually, mknod};
+use kestrel_cluster::host::{Carrier, Undeliverable};
+use kestrel_cluster::{Envelope, Message, TokensMessage};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_model::code as errno;
 use kestrel_rpc::token::Token;
 use kestrel_server::grant::Grant;
+use kestrel_server::tokens::Tokens;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Op, Outcome, RenameFlags, Reply};
 use kestrel_types::token::{Subtree, TokenId, TokenRecord};
 
@@ -82,6 +87,50 @@ fn tokens_at_all_nodes() {
         eventually("it is forgotten", || !has_token(site, one.id) && !has_token(site, two.id));
         assert!(has_token(site, three.id));
     }
+}
+
+/// What a node has sent.
+#[derive(Default)]
+struct Sent(Mutex<Vec<(NodeId, TokensMessage)>>);
+
+impl Carrier for Sent {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
+        let Message::Tokens(message) = envelope.message else { panic!("{envelope:?}") };
+        self.0.lock().unwrap().push((to, message));
+        Ok(())
+    }
+}
+
+/// A node that has forgotten a revoked token does not take it back from a node that handles the
+/// message about it late, and tells that node again.
+#[test]
+fn forgotten_token_of_a_late_node() {
+    let engine = Arc::new(MemoryEngine::shared(SyncWhen::Asked));
+    let tokens = Tokens::read(engine).unwrap();
+    let sent = Arc::new(Sent::default());
+    tokens.are_shared(1, sent.clone(), Box::new(|| vec![1, 2, 3]));
+    let record = |name: &str, revoked: Option<i64>| {
+        let token = Token::new(None).unwrap();
+        TokenRecord { revoked, ..TokenRecord::new(token.id, name, token.verifier(), 0) }
+    };
+    let [over, good, new] = [record("over", Some(7)), record("good", None), record("new", None)];
+    tokens.learn(vec![over.clone(), good.clone()], 7).unwrap();
+    let (_, TokensMessage::Digest(digest)) = sent.0.lock().unwrap()[0].clone() else { panic!() };
+    for node in [2, 3] {
+        tokens.receive(node, TokensMessage::Digest(digest), 8);
+    }
+    sent.0.lock().unwrap().clear();
+    assert_eq!(tokens.prune(9).unwrap(), 1);
+    let pruned = TokensMessage::Prune(vec![over.id]);
+    assert_eq!(
+        std::mem::take(&mut *sent.0.lock().unwrap()),
+        [(2, pruned.clone()), (3, pruned.clone())]
+    );
+
+    tokens.receive(3, TokensMessage::Records(vec![over.clone(), good.clone(), new.clone()]), 9);
+    assert_eq!(sent.0.lock().unwrap()[0], (3, pruned));
+    assert_eq!(tokens.record(over.id), None);
+    assert!([good.id, new.id].iter().all(|id| tokens.record(*id).is_some()));
 }
 
 fn made(answer: Answer) -> InodeId {

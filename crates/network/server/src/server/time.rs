@@ -68,8 +68,18 @@ impl Server {
             grace.put_off(gap);
         }
         let since = *self.mute.lock().get_or_insert(now);
-        if now - since < MUTE_MAX {
+        let lasted = now - since;
+        if lasted < MUTE_MAX {
             return;
+        }
+        if lasted - gap < MUTE_MAX {
+            // The member may be waiting for its store, and say nothing itself before that answers.
+            log::warn!(
+                "this node answers nobody: it has had no lease for {:.1} s, because most nodes of \
+                 the cluster, or its metadata, do not answer; the connections of its clients end, \
+                 so that they look for a process that serves in its place",
+                lasted as f64 / SECOND as f64
+            );
         }
         for session in self.all_sessions() {
             let conn = session.state.lock().conn.as_ref().map(|conn| conn.outbox.clone());
