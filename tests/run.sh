@@ -199,6 +199,21 @@ suites+=(
     "pg-nodes-snapshots 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 tests/posix/snapshots.sh"
     "pg-nodes-compare 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 COMPARE_OPS=${PG_COMPARE_OPS:-1000} COMPARE_SEEDS=1 tests/posix/compare.sh"
 )
+# Metadata in a bucket.
+bucket="env KESTREL_METADATA=bucket"
+compare="COMPARE_OPS=${BUCKET_COMPARE_OPS:-1000} COMPARE_SEEDS=1"
+suites+=(
+    "bucket-volume 300 tests/bucket/volume.sh"
+    "bucket-semantics 600 $bucket tests/posix/semantics.sh"
+    "bucket-handles 300 $bucket tests/posix/handles.sh"
+    "bucket-pjdfstest 300 $bucket tests/posix/pjdfstest.sh"
+    "bucket-compare 600 $bucket $compare tests/posix/compare.sh"
+    "bucket-kill 900 $bucket CYCLES=${BUCKET_CYCLES:-6} tests/crash/kill.sh"
+    "bucket-failover 600 $bucket tests/ha/failover.sh"
+    "bucket-nodes-semantics 600 $bucket KESTREL_NODES=3 tests/posix/semantics.sh"
+    "bucket-nodes-snapshots 600 $bucket KESTREL_NODES=3 tests/posix/snapshots.sh"
+    "bucket-nodes-compare 600 $bucket KESTREL_NODES=3 $compare tests/posix/compare.sh"
+)
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done
@@ -206,7 +221,8 @@ done
 # other suites of CI have the same calls and the same kind of volume (s3-pjdfstest: pjdfstest and
 # s3-compare). They run when they are named or with KESTREL_NIGHTLY=1.
 at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
-at_night+=(pg-nodes-snapshots)
+at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-semantics)
+at_night+=(bucket-nodes-snapshots bucket-nodes-compare)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

@@ -21,10 +21,14 @@ echo "seed $seed"
 # nothing in every round.
 points=()
 mapfile -t points < <("$KESTREL" crash-points |
-    grep -E '^(engine|node|data|client\.flush|client\.compact|reap)\.')
-# Metadata in a database passes no points of the engine's.
-[ "${KESTREL_METADATA:-}" != postgres ] || mapfile -t points < <(printf '%s\n' "${points[@]}" |
-    grep -v '^engine')
+    grep -E '^(engine|bucket|node|data|client\.flush|client\.compact|reap)\.')
+# Metadata elsewhere passes no points of the embedded engine's.
+case "${KESTREL_METADATA:-}" in
+    '') others='^bucket' ;;
+    bucket) others='^engine' ;;
+    *) others='^(bucket|engine)' ;;
+esac
+mapfile -t points < <(printf '%s\n' "${points[@]}" | grep -vE "$others")
 declare -A hit=()
 acknowledged=0 at_point=0 in_recovery=0
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Three nodes with their metadata in PostgreSQL, of which each is killed once under load, and taken
-# over by another one's machine: no call fails, nothing acknowledged is lost, and how long calls
-# took is measured. What is handed over, taken back and replaced in place pauses for less. A process
-# that was stopped, and wakes up when another one has its place, answers nothing and ends.
+# Three nodes with their metadata in PostgreSQL, or with KESTREL_METADATA=bucket in a bucket, of
+# which each is killed once under load, and taken over by another one's machine: no call fails,
+# nothing acknowledged is lost, and how long calls took is measured. What is handed over, taken back
+# and replaced in place pauses for less. A process that was stopped, and wakes up when another one
+# has its place, answers nothing and ends.
 #
 # PAUSE_MAX and SWIFT_MAX: longest pauses in ms after a kill (default 6000, goal 3250) and of a
 # hand-over (default 3000, goal 1000); this machine may have much else to do
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
-KESTREL_NODES=3 KESTREL_METADATA=postgres
+KESTREL_NODES=3 KESTREL_METADATA=${KESTREL_METADATA:-postgres}
 . "$(dirname "$0")/../lib.sh"
 . "$(dirname "$0")/lib.sh"
 needs_kestrel

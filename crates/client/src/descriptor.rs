@@ -132,6 +132,39 @@ pub enum RowsAt {
     Postgres(Box<kestrel_postgres::PgUrl>),
     /// In the registry, an etcd.
     Etcd(Box<kestrel_etcd::EtcdUrl>),
+    /// In a bucket.
+    Bucket(Box<kestrel_bucket::BucketUrl>),
+}
+
+impl RowsAt {
+    /// Reads the URL of a store for metadata.
+    fn parse(url: &str) -> Result<Self, String> {
+        if kestrel_bucket::BucketUrl::is_one(url) {
+            return kestrel_bucket::BucketUrl::parse(url).map(|place| Self::Bucket(place.into()));
+        }
+        kestrel_postgres::PgUrl::parse(url).map(|place| Self::Postgres(place.into()))
+    }
+
+    /// The same with the credentials of a bucket from this file, if one is given.
+    #[must_use]
+    pub fn with_credentials(self, file: Option<&Path>) -> Self {
+        match (self, file) {
+            (Self::Bucket(place), Some(file)) => {
+                Self::Bucket(place.credentials_file(Some(file.into())).into())
+            }
+            (other, _) => other,
+        }
+    }
+
+    /// Where they are outside of the directory, for people: a URL without secrets.
+    pub fn shown(&self) -> Option<String> {
+        match self {
+            Self::Directory => None,
+            Self::Postgres(place) => Some(place.shown().into()),
+            Self::Etcd(place) => Some(place.shown().into()),
+            Self::Bucket(place) => Some(place.shown()),
+        }
+    }
 }
 
 /// The descriptor of a volume.
@@ -148,8 +181,8 @@ pub struct Descriptor {
     pub created: i64,
     /// Its settings.
     pub settings: Settings,
-    /// Where its metadata is: URL of a database, perhaps with a password; none: `meta/` within the
-    /// volume's directory. Not for clients, logs or dumps.
+    /// Where its metadata is: URL of a database, perhaps with a password, or of a bucket; none:
+    /// `meta/` within the volume's directory. Not for clients, logs or dumps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<String>,
     /// Where the metadata of nodes is that only coordinate: URL of an etcd, perhaps with a
@@ -220,13 +253,13 @@ impl Descriptor {
         out
     }
 
-    /// Where its metadata is, if it is in a database.
+    /// Where its metadata is, that of nodes that only coordinate apart.
     ///
     /// # Errors
     /// If the URL is none; without any password.
-    pub fn metadata(&self) -> Result<Option<kestrel_postgres::PgUrl>, VolumeError> {
-        let place = self.metadata.as_deref().map(kestrel_postgres::PgUrl::parse);
-        place.transpose().map_err(VolumeError::Invalid)
+    pub fn metadata(&self) -> Result<RowsAt, VolumeError> {
+        let place = self.metadata.as_deref().map(RowsAt::parse);
+        Ok(place.transpose().map_err(VolumeError::Invalid)?.unwrap_or(RowsAt::Directory))
     }
 
     /// Where the metadata of nodes is that only coordinate, if it is not where that of the others
@@ -244,11 +277,10 @@ impl Descriptor {
     /// # Errors
     /// As for [`Descriptor::metadata`].
     pub fn rows_of(&self, idle: bool) -> Result<RowsAt, VolumeError> {
-        Ok(match (self.registry()?, self.metadata()?) {
-            (Some(place), _) if idle => RowsAt::Etcd(Box::new(place)),
-            (_, Some(place)) => RowsAt::Postgres(Box::new(place)),
-            (_, None) => RowsAt::Directory,
-        })
+        match self.registry()? {
+            Some(place) if idle => Ok(RowsAt::Etcd(Box::new(place))),
+            _ => self.metadata(),
+        }
     }
 
     /// Where the rows are that this descriptor's directory serves.
@@ -271,7 +303,7 @@ impl Descriptor {
         Ok(!matches!(self.rows_of(idle)?, RowsAt::Directory))
     }
 
-    /// The same with its metadata in a database.
+    /// The same with its metadata in a database or a bucket.
     ///
     /// # Errors
     /// If the URL is none.
@@ -560,10 +592,11 @@ impl Descriptor {
 
     fn check_all(&self, is_offered: bool) -> Result<(), VolumeError> {
         self.settings.check()?;
-        if self.metadata()?.is_some() && self.settings.durability == Durability::Fsync {
+        let elsewhere = !matches!(self.metadata()?, RowsAt::Directory);
+        if elsewhere && self.settings.durability == Durability::Fsync {
             return Err(VolumeError::Invalid(
-                "a volume with its metadata in a database has durability commit: what is not there \
-                 is lost with the process".into(),
+                "a volume with its metadata in a database or bucket has durability commit: what is \
+                 not there is lost with the process".into(),
             ));
         }
         if self.registry()?.is_some() && self.cluster.is_none() {

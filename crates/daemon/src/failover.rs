@@ -166,6 +166,7 @@ pub struct FailoverService {
     descriptor: Descriptor,
     name: String,
     line: StartCommand,
+    credentials: Option<PathBuf>,
     standing: Mutex<BTreeMap<NodeId, TakeoverProcess>>,
     taken: AtomicU64,
     failed: AtomicU64,
@@ -173,12 +174,19 @@ pub struct FailoverService {
 
 impl FailoverService {
     /// Of the node of this process, by its descriptor.
-    pub fn new(host: &Arc<NodeHost>, descriptor: &Descriptor, line: StartCommand) -> Arc<Self> {
+    /// `credentials`: a file with those of the bucket that has the metadata.
+    pub fn new(
+        host: &Arc<NodeHost>,
+        descriptor: &Descriptor,
+        line: StartCommand,
+        credentials: Option<PathBuf>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             host: Arc::downgrade(host),
             descriptor: descriptor.clone(),
             name: descriptor.settings.name.clone(),
             line,
+            credentials,
             standing: Mutex::default(),
             taken: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -249,9 +257,10 @@ impl FailoverService {
             Ok(placement) => placement.is_idle(node),
             Err(why) => return RowsOwner::Unknown(why),
         };
-        match holder_of(&self.descriptor, node, idle) {
+        let credentials = self.credentials.as_deref();
+        match holder_of(&self.descriptor, (node, idle), credentials) {
             Ok(Some(who)) => RowsOwner::Held(who),
-            Ok(None) => match has_left(&self.descriptor, node, idle) {
+            Ok(None) => match has_left(&self.descriptor, (node, idle), credentials) {
                 Ok(left) => RowsOwner::Free { left },
                 Err(why) => RowsOwner::Unknown(why),
             },

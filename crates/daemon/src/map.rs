@@ -7,7 +7,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
-use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, ChangeStats, Phase};
@@ -91,11 +90,7 @@ pub fn describe(serving: &Serving, out: &mut Value) {
 /// directory.
 fn kept(serving: &Serving, idle: bool) -> Option<String> {
     // It could be read when this process began.
-    match serving.volume.descriptor.rows_of(idle).ok()? {
-        RowsAt::Directory => None,
-        RowsAt::Postgres(place) => Some(place.shown().into()),
-        RowsAt::Etcd(place) => Some(place.shown().into()),
-    }
+    serving.volume.descriptor.rows_of(idle).ok()?.shown()
 }
 
 /// What the metrics of a node tell of its table, its lease, and the other nodes.

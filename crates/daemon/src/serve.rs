@@ -534,6 +534,7 @@ fn successor(
         host,
         &serving.volume.descriptor,
         failover::StartCommand::of_process(home),
+        config.store.credentials.clone(),
     );
     FailoverMonitor::start(serving.succession.get_or_init(|| succession)).map(Some)
 }

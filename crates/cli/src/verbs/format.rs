@@ -33,6 +33,8 @@ pub enum DurabilityArg {
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
   kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage \
       's3://…'
+  kestrel format /data/vol --metadata 's3://bucket/meta?region=eu-1' --storage \
+      's3://bucket/data?region=eu-1'
   kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
 
 Credentials of a store are never kept in the volume: see --credentials. A volume that several
@@ -58,9 +60,10 @@ pub struct NewVolumeArgs {
     /// default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
-    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in
-    /// the volume's directory by default. The password comes from PGPASSWORD or a password file
-    /// (see docs/operations/postgres.md)
+    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; or
+    /// in a bucket: s3://BUCKET/PREFIX?endpoint=URL&region=NAME; in the volume's directory by
+    /// default. The password of a database comes from PGPASSWORD or a password file (see
+    /// docs/operations/postgres.md and docs/operations/bucket.md)
     #[arg(long, value_name = "URL")]
     pub metadata: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M
@@ -148,8 +151,8 @@ pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
     let durability = match (args.durability, &args.new.metadata) {
         (Some(DurabilityArg::Fsync), Some(_)) => {
             return Err(Failure::usage(
-                "format: --durability fsync: metadata in a database is of durability commit, as \
-                 what is not there is lost with the process",
+                "format: --durability fsync: metadata in a database or bucket is of durability \
+                 commit, as what is not there is lost with the process",
             ));
         }
         (Some(DurabilityArg::Fsync) | None, None) => Durability::Fsync,

@@ -133,7 +133,7 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
         Err(failure) => {
             if existing.is_none() {
                 // Half a volume must not be taken for a whole one.
-                discard(&dir, &made);
+                discard(&dir, &made, args.store.credentials.as_deref());
             }
             return Err(failure);
         }
@@ -325,8 +325,8 @@ fn copy_objects(
 }
 
 /// Removes what this process created.
-fn discard(dir: &Path, made: &Descriptor) {
-    let _ = volume::discard_rows(made);
+fn discard(dir: &Path, made: &Descriptor, credentials: Option<&Path>) {
+    let _ = volume::discard_rows(made, credentials);
     for name in [kestrel_client::descriptor::FILE_NAME, kestrel_client::descriptor::COPY_NAME] {
         let _ = std::fs::remove_file(dir.join(name));
     }

@@ -46,10 +46,10 @@ Connections with other machines are encrypted, and clients there show a token, w
 create` makes, and by which they know the volume (or the fingerprint in the URL that is printed,
 which `kestrel cluster ca DIR` shows again). SIGTERM and SIGINT end it cleanly. Of a volume that
 several nodes share each is served like this; they find each other by the addresses that were given
-when the cluster was formed. If their metadata is in a database each takes the place of others that
-have died: a process for that one is started beside it, in NODE_DIR/nodes/N, which `kestrel serve
-NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over` of the node's own directory
-relieves.")]
+when the cluster was formed. If their metadata is in a database or bucket each takes the place of
+others that have died: a process for that one is started beside it, in NODE_DIR/nodes/N, which
+`kestrel serve NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over` of the
+node's own directory relieves.")]
 pub struct ServeArgs {
     /// The volume: a path or file:///path
     pub volume: Option<String>,

@@ -104,7 +104,7 @@ pub fn join(
     // Also from here must the objects be reached: before anything is made.
     storage::check_reached(&dir, &descriptor, options)?;
     let (lock, _) = occupy(&dir, false)?;
-    let made = make(&dir, &descriptor, true);
+    let made = make(&dir, &descriptor, true, options);
     if made.is_err() {
         clear(&dir);
     }

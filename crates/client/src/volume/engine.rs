@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_blockstore::store::BlockStore;
+use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_engine::{BeforeSync, Engine, EngineError};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
@@ -40,7 +41,7 @@ pub(super) fn open(
     let (uuid, node, take_over) =
         (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
-    match descriptor.rows()? {
+    match descriptor.rows()?.with_credentials(resources.store.credentials.as_deref()) {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let options = PgOptions { memory_bytes: resources.metadata_bytes, take_over };
@@ -50,6 +51,11 @@ pub(super) fn open(
         RowsAt::Etcd(place) => {
             let engine =
                 EtcdEngine::open(*place, uuid, node, EtcdOptions { take_over }, before_sync);
+            return Ok(Arc::new(engine.map_err(failed)?));
+        }
+        RowsAt::Bucket(place) => {
+            let options = BucketOptions { memory_bytes: resources.metadata_bytes, take_over };
+            let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
             return Ok(Arc::new(engine.map_err(failed)?));
         }
     }
@@ -71,16 +77,17 @@ pub(super) fn open(
 
 /// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only
 /// the node that makes the volume makes its tables: a node that joins and does not find them has
-/// come to another database.
+/// come to another database. `credentials`: a file with those of a bucket.
 pub(super) fn create(
     dir: &Path,
     descriptor: &Descriptor,
     joins: bool,
+    credentials: Option<&Path>,
 ) -> Result<Box<dyn Engine>, VolumeError> {
     let failed = |why: EngineError| VolumeError::engine(why);
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
-    match descriptor.rows()? {
+    match descriptor.rows()?.with_credentials(credentials) {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let made = if joins {
@@ -98,6 +105,13 @@ pub(super) fn create(
             EtcdEngine::add_node(&place, uuid, node).map_err(failed)?;
             let options = EtcdOptions::default();
             let engine = EtcdEngine::open(*place, uuid, node, options, nothing).map_err(failed)?;
+            return Ok(Box::new(engine));
+        }
+        RowsAt::Bucket(place) => {
+            BucketEngine::create(&place, uuid, node, joins).map_err(failed)?;
+            let options = BucketOptions::default();
+            let engine =
+                BucketEngine::open(&place, uuid, node, options, nothing).map_err(failed)?;
             return Ok(Box::new(engine));
         }
     }
@@ -126,15 +140,19 @@ pub(super) fn create_registry(
 /// they are outside of its directory.
 ///
 /// # Errors
-/// Those of the database or the registry.
-pub fn discard_rows(descriptor: &Descriptor) -> Result<(), VolumeError> {
+/// Those of the database, the registry or the bucket.
+pub fn discard_rows(
+    descriptor: &Descriptor,
+    credentials: Option<&Path>,
+) -> Result<(), VolumeError> {
     if let Some(place) = descriptor.registry()? {
         EtcdEngine::remove(&place, descriptor.uuid_bytes()).map_err(VolumeError::engine)?;
     }
-    match descriptor.metadata()? {
-        Some(place) => {
-            PgEngine::remove(&place, descriptor.uuid_bytes()).map_err(VolumeError::engine)
-        }
-        None => Ok(()),
-    }
+    let uuid = descriptor.uuid_bytes();
+    let removed = match descriptor.metadata()?.with_credentials(credentials) {
+        RowsAt::Postgres(place) => PgEngine::remove(&place, uuid),
+        RowsAt::Bucket(place) => BucketEngine::remove(&place, uuid),
+        RowsAt::Directory | RowsAt::Etcd(_) => Ok(()),
+    };
+    removed.map_err(VolumeError::engine)
 }

@@ -24,7 +24,7 @@ pub struct NewVolume {
     pub settings: Settings,
     /// How objects are compressed.
     pub compression: Compression,
-    /// Where metadata goes: URL of a database; none: into the volume's directory.
+    /// Where metadata goes: URL of a database or a bucket; none: into the volume's directory.
     pub metadata: Option<String>,
     /// Where the metadata of nodes goes that only coordinate: URL of an etcd; none: as that of the
     /// others. Of clusters only.
@@ -85,7 +85,7 @@ pub(super) fn format_as(
     let clock = SystemClock;
     let mut settings = new.settings;
     if new.metadata.is_some() {
-        // What is not in the database would be lost with the process.
+        // What is not in the database or bucket would be lost with the process.
         settings.durability = Durability::Commit;
     }
     let mut descriptor = Descriptor::new(settings, clock.now())?
@@ -101,12 +101,12 @@ pub(super) fn format_as(
     }
     let made = storage::create(&dir, &descriptor, options)
         .and_then(|()| complete(&dir, descriptor.clone()))
-        .and_then(|complete| make(&dir, &complete, false).map(|()| complete));
+        .and_then(|complete| make(&dir, &complete, false, options).map(|()| complete));
     if made.is_err() {
         // Nobody will ever open it; if its marker stays, a later format names it and says what to
         // do.
         let _ = storage::erase(&dir, &descriptor, options);
-        let _ = engine::discard_rows(&descriptor);
+        let _ = engine::discard_rows(&descriptor, options.credentials.as_deref());
         if !occupied {
             clear(&dir);
         }
@@ -129,8 +129,8 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(
             "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, \
-             remove the directories of all \
-             its nodes, its objects, and its schema if its metadata is in a database",
+             remove the directories of all its nodes, its objects, and its metadata if that is in \
+             a database or bucket",
             dir.display(),
             section.node
         )));
@@ -152,7 +152,7 @@ pub(super) fn clear(dir: &Path) {
 fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
     let old = Descriptor::read(dir).ok();
     if let Some(old) = &old {
-        engine::discard_rows(old)?;
+        engine::discard_rows(old, options.credentials.as_deref())?;
     }
     remove(&dir.join(FILE_NAME), |path| fs::remove_file(path))?;
     remove(&dir.join(COPY_NAME), |path| fs::remove_file(path))?;
@@ -175,8 +175,13 @@ fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(),
 /// Makes the metadata, and the descriptor last of all: with it there is a volume, complete. A node
 /// that joins may have rows already, if they are in a database and its directory is lost, or was
 /// not finished: they are the node's.
-pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(), VolumeError> {
-    let engine = engine::create(dir, descriptor, joins)?;
+pub(super) fn make(
+    dir: &Path,
+    descriptor: &Descriptor,
+    joins: bool,
+    options: &StoreOptions,
+) -> Result<(), VolumeError> {
+    let engine = engine::create(dir, descriptor, joins, options.credentials.as_deref())?;
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let root = RootAttr { mode: 0o755, uid, gid };

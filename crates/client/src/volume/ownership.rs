@@ -114,18 +114,21 @@ impl MountedVolume {
 }
 
 /// The process that has the rows of a node open, one that only coordinates (`idle`) or not, in
-/// words, as the store says that other machines reach too; none if no process has.
+/// words, as the store says that other machines reach too; none if no process has. `credentials`: a
+/// file with those of a bucket.
 ///
 /// # Errors
 /// In words, if there is no such store, or it does not answer.
 pub fn holder_of(
     descriptor: &Descriptor,
-    node: NodeId,
-    idle: bool,
+    (node, idle): (NodeId, bool),
+    credentials: Option<&Path>,
 ) -> Result<Option<String>, String> {
-    match descriptor.rows_of(idle).map_err(|why| why.to_string())? {
+    let rows = descriptor.rows_of(idle).map_err(|why| why.to_string())?;
+    match rows.with_credentials(credentials) {
         RowsAt::Postgres(place) => kestrel_postgres::holder(&place, node),
         RowsAt::Etcd(place) => kestrel_etcd::holder(&place, node),
+        RowsAt::Bucket(place) => kestrel_bucket::holder(&place, node),
         RowsAt::Directory => Err(NOT_SHARED.into()),
     }
 }
@@ -134,11 +137,17 @@ pub fn holder_of(
 ///
 /// # Errors
 /// As for [`holder_of`], and if the record of that is damaged.
-pub fn has_left(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<bool, String> {
+pub fn has_left(
+    descriptor: &Descriptor,
+    (node, idle): (NodeId, bool),
+    credentials: Option<&Path>,
+) -> Result<bool, String> {
     let key = ownership_key();
-    let row = match descriptor.rows_of(idle).map_err(|why| why.to_string())? {
+    let rows = descriptor.rows_of(idle).map_err(|why| why.to_string())?;
+    let row = match rows.with_credentials(credentials) {
         RowsAt::Postgres(place) => kestrel_postgres::peek(&place, node, key.borrow())?,
         RowsAt::Etcd(place) => kestrel_etcd::peek(&place, node, key.borrow())?,
+        RowsAt::Bucket(place) => kestrel_bucket::peek(&place, node, key.borrow())?,
         RowsAt::Directory => return Err(NOT_SHARED.into()),
     };
     let ownership =
@@ -178,8 +187,7 @@ pub fn stand_in(
     if !descriptor.is_shared(placement.is_idle(node))? {
         return Err(refused(format!(
             "the metadata of node {node} lies in that node's directory, which no other machine can \
-             serve; of a cluster with its metadata \
-             in PostgreSQL any can"
+             serve; of a cluster with its metadata in PostgreSQL or a bucket any can"
         )));
     }
     let place = dir.join(NODES_DIR).join(node.to_string());

@@ -47,7 +47,8 @@ pub fn salvage(
 ) -> Result<Salvaged, VolumeError> {
     let descriptor = Descriptor::read(from)?;
     if !matches!(descriptor.rows()?, RowsAt::Directory) {
-        let why = "its metadata is in a database: restore it there, or load a dump of the volume";
+        let why = "its metadata is in a database or bucket: restore it there, or load a dump of \
+                   the volume";
         return Err(VolumeError::Invalid(format!("{}: {why}", from.display())));
     }
     let _old = VolumeLock::take(from, "kestrel fsck --salvage")?;

@@ -51,7 +51,7 @@ pub fn known(descriptor: &Descriptor) -> Value {
         "durability": settings.durability,
         "storage": settings.storage,
         // Without its password.
-        "metadata": descriptor.metadata().ok().flatten().map(|place| place.shown().to_string()),
+        "metadata": descriptor.metadata().ok().and_then(|rows| rows.shown()),
         "block_size": settings.block_bytes,
         "inline_max": settings.inline_max,
         "grace_seconds": settings.grace_seconds,

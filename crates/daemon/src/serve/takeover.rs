@@ -47,11 +47,13 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
     let placement = present_table(&dir)?;
     let place = stand_in(&dir, node, placement.as_ref()).map_err(fail)?;
     let known = placement.map_or_else(|| section.placement(), Ok).map_err(fail)?;
+    let credentials = config.store.credentials.as_deref();
     if !config.process.take_over
         && config.take_over_from.is_none()
         && !config.stop
         && VolumeLock::holder(&place).is_none()
-        && let Some(holder) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
+        && let Some(holder) =
+            holder_of(&descriptor, (node, known.is_idle(node)), credentials).map_err(fail)?
     {
         return Err(fail(format!(
             "node {node} is served: {holder} has its rows open; --take-over asks that process to \
@@ -147,8 +149,10 @@ pub(super) fn open(
     {
         std::thread::sleep(LOOK_REPLACED);
     }
-    let asked =
-        config.process.take_over && VolumeLock::holder(&plan.volume).is_none() && ask_to_end(plan);
+    let credentials = config.store.credentials.as_deref();
+    let asked = config.process.take_over
+        && VolumeLock::holder(&plan.volume).is_none()
+        && ask_to_end(plan, credentials);
     if asked {
         // What it still has to store it stores before it lets go of the rows.
         let politely = Resources { take_over: false, ..resources.clone() };
@@ -158,7 +162,7 @@ pub(super) fn open(
         }
     }
     let resources = match &config.take_over_from {
-        Some(whom) => Resources { take_over: still_has(plan, whom)?, ..resources },
+        Some(whom) => Resources { take_over: still_has(plan, whom, credentials)?, ..resources },
         None => resources,
     };
     let volume = Volume::open_part(&plan.volume, role, &resources).map_err(fail)?;
@@ -169,10 +173,11 @@ pub(super) fn open(
 ///
 /// # Errors
 /// If another one has.
-fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
+fn still_has(plan: &Plan, whom: &str, credentials: Option<&Path>) -> Result<bool, Failure> {
     let descriptor = Descriptor::read(&plan.volume).map_err(fail)?;
     let Some((node, role)) = plan.node else { return Ok(false) };
-    match holder_of(&descriptor, node, role == NodeRole::Coordinator).map_err(fail)? {
+    let asked = (node, role == NodeRole::Coordinator);
+    match holder_of(&descriptor, asked, credentials).map_err(fail)? {
         None => Ok(false),
         Some(holder) if holder == whom => Ok(true),
         Some(holder) => {
@@ -183,12 +188,12 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
 
 /// Asks the process that serves this node, wherever it is, to end. Whether it said that it does, or
 /// nobody has the rows.
-fn ask_to_end(plan: &Plan) -> bool {
+fn ask_to_end(plan: &Plan, credentials: Option<&Path>) -> bool {
     let Ok(descriptor) = Descriptor::read(&plan.volume) else { return false };
     let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else {
         return false;
     };
-    match holder_of(&descriptor, node, role == NodeRole::Coordinator) {
+    match holder_of(&descriptor, (node, role == NodeRole::Coordinator), credentials) {
         Ok(None) => return true,
         Ok(Some(holder)) => log::info!("node {node}: {holder} is asked to end"),
         Err(why) => {

@@ -35,6 +35,7 @@
 //! | module | |
 //! | --- | --- |
 //! | [`store`] | the trait [`BlockStore`], and stores: a local directory, memory, coded, failing |
+//! | [`named`] | objects with names, by which processes agree: metadata in a bucket |
 //! | [`object`] | the byte-exact format of objects (`docs/format/objects.md`) |
 //! | [`frame`] | checksummed stored ranges |
 //! | [`packer`] | group commit of small files into packs |
@@ -57,6 +58,7 @@ pub mod budget;
 pub mod buffer;
 pub mod error;
 pub mod frame;
+pub mod named;
 pub mod object;
 pub mod packer;
 pub mod payload;

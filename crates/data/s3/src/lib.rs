@@ -26,6 +26,7 @@
 //! | module | |
 //! | --- | --- |
 //! | [`store`] | the block store: put, multipart, read, list, delete |
+//! | [`named`] | objects with names, by which processes agree: metadata in a bucket |
 //! | [`marker`] | the object that names the volume of a prefix; create, open, erase |
 //! | `client` | one request with its turn, its deadline and its attempts |
 //! | `retry` | when a failed attempt is made again: pure, with explicit time |
@@ -58,6 +59,7 @@ mod credentials;
 mod executors;
 mod fault;
 pub mod marker;
+pub mod named;
 pub mod objbench;
 mod open_error;
 pub mod options;
@@ -68,6 +70,7 @@ mod stats;
 pub mod store;
 mod wire;
 
+pub use named::S3Named;
 pub use open_error::OpenError;
 pub use options::{S3_SCHEME, S3Limits, S3Options};
 pub use store::S3Store;

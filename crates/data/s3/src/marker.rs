@@ -154,7 +154,7 @@ impl S3Store {
 }
 
 /// Makes a store that gives up early, with nothing found out about it yet.
-fn connect(options: S3Options) -> Result<S3Store, OpenError> {
+pub(crate) fn connect(options: S3Options) -> Result<S3Store, OpenError> {
     let mut client = Client::new(options, &process_environment)?;
     client.deadline = client.deadline.min(OPEN_DEADLINE);
     Ok(S3Store::new(client, true))
@@ -273,7 +273,7 @@ async fn remove(store: &S3Store, name: &str) -> Result<(), Failure> {
 
 /// Whether the store refuses to overwrite under a condition: by trying, since some ignore the
 /// condition in silence.
-fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
+pub(crate) fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
     if let Some(setting) = store.client.options.conditional_put {
         return Ok(setting);
     }
@@ -313,7 +313,7 @@ fn hex(bytes: [u8; 16]) -> String {
 }
 
 /// What the failure of a request means while a store is created or opened.
-fn open_error(client: &Client, failure: Failure) -> OpenError {
+pub(crate) fn open_error(client: &Client, failure: Failure) -> OpenError {
     let options = &client.options;
     let (url, why) = (options.url.clone(), failure.text());
     let seen = &failure.fault.seen;

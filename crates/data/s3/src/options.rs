@@ -176,6 +176,11 @@ impl S3Options {
         Ok(options)
     }
 
+    /// Longest time for a request with all its attempts.
+    pub fn deadline(&self) -> Duration {
+        self.limits.deadline
+    }
+
     /// The URL as it was given.
     pub fn url(&self) -> &str {
         &self.url

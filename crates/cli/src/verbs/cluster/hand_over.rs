@@ -23,8 +23,9 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 For a machine that is to be restarted or to go: a process is started on the machine of node M, which
 has the node's process end and goes on in its place. Clients go on. The metadata has to be in a
-database that both machines reach. The last line of the examples, on the node's own machine, takes
-it back. What the node's process does not give up within some seconds is taken from it.")]
+database or bucket that both machines reach. The last line of the examples, on the node's own
+machine, takes it back. What the node's process does not give up within some seconds is taken from
+it.")]
 pub struct HandOverArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,

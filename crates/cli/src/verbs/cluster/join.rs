@@ -33,9 +33,10 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
       /data/node4
 
 Needs no node that runs: all it takes is in the token. Each node joins once, unless it has lost its
-directory. If the volume keeps its metadata in PostgreSQL, that node joins again with --node N and
-finds its rows in the database. If it kept them in its directory, they are lost, and the other nodes
-refuse a directory that was made anew: restore all nodes from a dump (docs/operations/backup.md).")]
+directory. If the volume keeps its metadata in PostgreSQL or a bucket, that node joins again with
+--node N and finds its rows there. If it kept them in its directory, they are lost, and the other
+nodes refuse a directory that was made anew: restore all nodes from a dump
+(docs/operations/backup.md).")]
 pub struct JoinArgs {
     /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or -
     /// for standard input

@@ -1,0 +1,79 @@
+//! Whether the store answers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_blockstore::error::{Error, ErrorKind};
+use kestrel_blockstore::named::{NamedObject, NamedStore};
+use kestrel_engine::EngineError;
+
+/// Since when the store owes an answer.
+pub struct Health {
+    opened: Instant,
+    /// Milliseconds since `opened`, plus one; 0: it owes none.
+    since: AtomicU64,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { opened: Instant::now(), since: AtomicU64::new(0) }
+    }
+}
+
+impl Health {
+    fn now(&self) -> u64 {
+        u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+
+    /// Makes a call to the store.
+    pub fn watch<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let _ = self.since.compare_exchange(0, self.now(), Ordering::Relaxed, Ordering::Relaxed);
+        let done = call();
+        if done.is_ok() {
+            self.since.store(0, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// How long the store has not answered.
+    pub fn silence(&self) -> Duration {
+        match self.since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => Duration::from_millis(self.now().saturating_sub(since)),
+        }
+    }
+}
+
+/// How often an object is read that is damaged: it may have been damaged on its way.
+const READS_MAX: u32 = 3;
+
+/// Reads an object, if it is there.
+///
+/// # Errors
+/// The store's, and those of `decode`.
+pub fn read_checked<T>(
+    store: &dyn NamedStore,
+    name: &str,
+    decode: impl Fn(&NamedObject) -> Result<T, EngineError>,
+) -> Result<Option<(T, NamedObject)>, EngineError> {
+    let mut reads = 0;
+    loop {
+        let Some(found) = store.read(name).map_err(|why| failed(store, &why))? else {
+            return Ok(None);
+        };
+        reads += 1;
+        match decode(&found) {
+            Ok(decoded) => return Ok(Some((decoded, found))),
+            Err(EngineError::Corrupt(_)) if reads < READS_MAX => {}
+            Err(why) => return Err(why),
+        }
+    }
+}
+
+/// The error of a call.
+pub fn failed(store: &dyn NamedStore, why: &Error) -> EngineError {
+    match why.kind() {
+        ErrorKind::NoSpace => EngineError::NoSpace,
+        _ => EngineError::Io(format!("metadata in a bucket: {}: {why}", store.shown())),
+    }
+}

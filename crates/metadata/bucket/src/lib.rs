@@ -1,0 +1,297 @@
+//! The metadata engine in an object store: the rows of a node as objects of a bucket, with nothing
+//! else running. Any machine that reaches the bucket can open them, one process at a time.
+//!
+//! A [`BucketUrl`] names the bucket, [`BucketEngine::create`] makes the rows of a node,
+//! [`BucketEngine::open`] claims them. [`holder`] and [`peek`] look without claiming.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kestrel_bucket::{BucketEngine, BucketOptions, BucketUrl};
+//! use kestrel_engine::Engine;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let url = BucketUrl::parse("s3://bucket/photos?region=eu-central-1")?;
+//! let (uuid, node) = ([7; 16], 0); // of the volume; of the node that owns the rows
+//! BucketEngine::create(&url, uuid, node, false)?;
+//! let options = BucketOptions::default();
+//! let engine = BucketEngine::open(&url, uuid, node, options, Arc::new(|| Ok(())))?;
+//! println!("epoch {}, durable up to {}", engine.epoch(), engine.durable());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//!
+//! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from
+//!   the death of the process. A caller that must know waits for its position
+//!   ([`Engine::on_durable`]).
+//! - **Durable** is what the store has acknowledged as an object of the log (`sender`): one PUT for
+//!   all batches that came while the one before was on its way.
+//! - **Read**: rows in memory first, then the memtables and tables (`tree`). Once another process
+//!   is found to have the rows, nothing is read any more.
+//! - **Claim**: the manifest is replaced only by a process that has read the one before, and
+//!   carries the epoch; log objects are made only where there is none, so that an earlier process
+//!   meets the first one of a later (`log`).
+//!
+//! Callers of the engine block; four threads write: `sender`, two of `flusher`, `holder`.
+//!
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `url` | [`BucketUrl`]: where the rows are |
+//! | `manifest`, `log`, `table` | the formats of objects (`docs/format/bucket.md`) |
+//! | `recover` | opening: the claim, and the log that no table has |
+//! | `sender` | committed batches become log objects, in order |
+//! | `tree` | memtables and tables, as readers see them |
+//! | `flusher` | memtables become tables; runs of tables are merged |
+//! | `shared` | what callers and the threads share |
+//! | `holder` | the process that has the rows open |
+//! | `health` | whether the store answers |
+//! | `hex`, `wire` | fields of the formats |
+
+mod flusher;
+mod health;
+mod hex;
+mod holder;
+mod log;
+mod manifest;
+mod recover;
+mod sender;
+mod shared;
+mod table;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod url;
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use kestrel_engine::embedded::Uuid;
+use kestrel_engine::{
+    BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation,
+    OnDurable, Row, Tap, TapGuard, VisitRow,
+};
+use kestrel_types::ids::Position;
+use kestrel_types::key::{KeyRef, Table};
+use parking_lot::Mutex;
+
+use holder::Stopper;
+use shared::EngineShared;
+pub use url::BucketUrl;
+
+/// Settings of an engine in a bucket.
+#[derive(Debug, Clone, Copy)]
+pub struct BucketOptions {
+    /// Memory for rows and for blocks of tables, bytes. Batches in flight come on top.
+    pub memory_bytes: u64,
+    /// Takes the place of another process that has the rows open, instead of being refused.
+    pub take_over: bool,
+}
+
+impl Default for BucketOptions {
+    fn default() -> Self {
+        Self { memory_bytes: 512 << 20, take_over: false }
+    }
+}
+
+/// The engine, on the rows of one node.
+pub struct BucketEngine {
+    shared: Arc<EngineShared>,
+    /// That of the opening.
+    epoch: Epoch,
+    /// One claim at a time.
+    claim: Mutex<()>,
+    stopper: Arc<Stopper>,
+    threads: Option<Threads>,
+}
+
+struct Threads {
+    sender: JoinHandle<()>,
+    flusher: JoinHandle<()>,
+    merger: JoinHandle<()>,
+    holder: JoinHandle<()>,
+}
+
+/// The process that has the rows of a node open, in words, if there is one.
+///
+/// # Errors
+/// Why the store does not say, in words.
+pub fn holder(url: &BucketUrl, node: u32) -> Result<Option<String>, String> {
+    recover::holder_of(url, node).map_err(|why| why.to_string())
+}
+
+/// A row of a node as it stands in the bucket, without claiming the rows.
+///
+/// # Errors
+/// Why the store does not say, in words.
+pub fn peek(url: &BucketUrl, node: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
+    let mut bytes = Vec::new();
+    key.encode_into(&mut bytes);
+    recover::peek(url, node, &bytes).map_err(|why| why.to_string())
+}
+
+impl BucketEngine {
+    /// Makes the rows of a node, which has none, if they are not there. `joins`: those of other
+    /// nodes of the volume are there.
+    ///
+    /// # Errors
+    /// `Refused` if the prefix has those of another volume, its format is newer, or the store has
+    /// no conditional puts; the store's.
+    pub fn create(url: &BucketUrl, uuid: Uuid, node: u32, joins: bool) -> Result<(), EngineError> {
+        recover::create(url, &uuid, node, joins)
+    }
+
+    /// Removes the rows of all nodes of a volume. Nothing happens if those below the prefix are not
+    /// this volume's.
+    ///
+    /// # Errors
+    /// The store's, `Refused` if a process has rows open.
+    pub fn remove(url: &BucketUrl, uuid: Uuid) -> Result<(), EngineError> {
+        recover::remove(url, &uuid)
+    }
+
+    /// Opens the rows of a node and claims them. `before_sync` runs before each log object is made,
+    /// to make durable what its rows refer to.
+    ///
+    /// # Errors
+    /// `Refused` for another volume's rows, a newer format, rows that are not there or that another
+    /// process has open; `Corrupt`; the store's.
+    pub fn open(
+        url: &BucketUrl,
+        uuid: Uuid,
+        node: u32,
+        options: BucketOptions,
+        before_sync: BeforeSync,
+    ) -> Result<Self, EngineError> {
+        let store = url.open(false)?;
+        recover::open((store, url.deadline()), (uuid, node), options, before_sync)
+    }
+
+    /// Lets go of all rows in memory that the bucket has, so that they are read from there.
+    #[cfg(test)]
+    fn forget(&self) {
+        self.shared.row_cache.forget();
+    }
+}
+
+impl Drop for BucketEngine {
+    fn drop(&mut self) {
+        let Some(threads) = self.threads.take() else { return };
+        // The sender ends when what was committed is in the bucket, or cannot be brought there
+        // within the deadline. A thread that panicked has printed that.
+        self.shared.stop();
+        let _ = threads.sender.join();
+        let _ = threads.flusher.join();
+        let _ = threads.merger.join();
+        if !self.shared.has_failed()
+            && let Err(why) = self.shared.publish(|manifest| manifest.closed = true)
+        {
+            ::log::warn!("that this process has ended was not noted: {why}");
+        }
+        self.stopper.stop();
+        let _ = threads.holder.join();
+    }
+}
+
+impl Fence for BucketEngine {
+    fn begin_epoch(&self) -> Result<Epoch, EngineError> {
+        let _guard = self.claim.lock();
+        self.shared.begin_epoch()
+    }
+
+    fn commit_in(
+        &self,
+        epoch: Epoch,
+        kind: BatchKind,
+        mutations: Vec<Mutation>,
+    ) -> Result<Position, EngineError> {
+        self.shared.commit(epoch, kind, mutations)
+    }
+}
+
+impl Engine for BucketEngine {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Claimed::begin(self)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn silence(&self) -> Duration {
+        self.shared.health.silence()
+    }
+
+    fn get_many(
+        &self,
+        keys: &[KeyRef<'_>],
+        visit: &mut dyn FnMut(usize, Row<'_>),
+    ) -> Result<(), EngineError> {
+        self.shared.readable()?;
+        let missed = self.shared.row_cache.get_many(&self.shared.tree, keys, visit)?;
+        let counters = &self.shared.counters;
+        counters.hits.fetch_add((keys.len() - missed) as u64, Ordering::Relaxed);
+        counters.reads.fetch_add(missed as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn scan(
+        &self,
+        table: Table,
+        id: u64,
+        after: Option<&[u8]>,
+        visit: &mut VisitRow<'_>,
+    ) -> Result<Position, EngineError> {
+        self.shared.readable()?;
+        self.shared.row_cache.scan(&self.shared.tree, (table, id), after, visit)
+    }
+
+    fn scan_table(
+        &self,
+        table: Table,
+        from: Option<KeyRef<'_>>,
+        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> std::ops::ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.shared.readable()?;
+        self.shared.row_cache.scan_table(&self.shared.tree, table, from, visit)
+    }
+
+    fn hint_new(&self, table: Table, id: u64) {
+        self.shared.row_cache.hint_new(table, id);
+    }
+
+    fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
+        self.commit_in(self.epoch, kind, mutations)
+    }
+
+    fn durable(&self) -> Position {
+        self.shared.row_cache.durable()
+    }
+
+    fn on_durable(&self, position: Position, done: OnDurable) {
+        // Everything committed is on its way.
+        self.shared.row_cache.on_durable(position, done);
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        self.shared.row_cache.wait(self.shared.appended())
+    }
+
+    fn tap(&self, tap: Tap) -> TapGuard {
+        self.shared.tap(tap)
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.shared.stats()
+    }
+}

@@ -1,0 +1,443 @@
+//! Opening the rows of a node: the claim, and what of the log is in no table.
+//!
+//! 1. The manifest is read, and replaced by one of the next epoch: an earlier process cannot change
+//!    it any more.
+//! 2. The log is read from where the manifest says, several objects at a time, up to the first that
+//!    is missing.
+//! 3. A fence is made in its place. If that fails an earlier process was faster: its object is
+//!    read, and the next place tried. Once the fence is there an earlier process can add nothing:
+//!    it makes one object at a time, and its next one has the fence's number.
+//!
+//! An opening that was cut off leaves a fence, too: objects without rows are taken for fences.
+//!
+//! If the process of an epoch did not end as it was told to, the fences after it stay for ever: the
+//! process may be stopped, and go on after years. A fence is an object of 77 bytes.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kestrel_blockstore::named::{NamedObject, NamedStore};
+use kestrel_engine::{BeforeSync, EngineError, Epoch};
+use kestrel_types::clock::{Clock, SystemClock};
+use kestrel_types::crash;
+
+use crate::flusher::{FlushLimits, Flusher};
+use crate::health::{Health, failed, read_checked};
+use crate::holder::{self, HOLDER, Holder, Stopper};
+use crate::log::{LogRecord, RowChanges, name};
+use crate::manifest::{MANIFEST, Manifest};
+use crate::sender::Sender;
+use crate::shared::{EngineShared, Parts, Published};
+use crate::table::TableIdentity;
+use crate::tree::{MemTable, Tree};
+use crate::url::BucketUrl;
+use crate::{BucketEngine, BucketOptions, Threads, Uuid};
+
+/// Log objects that are read at a time.
+const READ_AHEAD: usize = 32;
+
+/// Bytes of memtables: a part of memory, and at most this.
+const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
+const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
+
+/// Cache of the blocks that a look without a claim reads.
+const PEEK_CACHE_BYTES: u64 = 4 << 20;
+
+/// Longest wait for a process that has let go of its volume and is still ending, and the pause
+/// between two looks.
+const HOLDER_WAIT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Below this are the rows of all nodes.
+const ROOT: &str = "meta/";
+
+fn prefix_of(node: u32) -> String {
+    format!("{ROOT}{node}/")
+}
+
+fn read_manifest(
+    store: &dyn NamedStore,
+    prefix: &str,
+) -> Result<Option<(Manifest, NamedObject)>, EngineError> {
+    let decode = |found: &NamedObject| Manifest::decode(&found.bytes);
+    read_checked(store, &format!("{prefix}{MANIFEST}"), decode)
+}
+
+fn not_there(store: &dyn NamedStore, node: u32) -> EngineError {
+    EngineError::Refused(format!(
+        "metadata in a bucket: {} has no metadata of node {node}: another bucket or prefix is \
+         meant, or it was removed",
+        store.shown()
+    ))
+}
+
+/// See [`BucketEngine::create`].
+pub fn create(url: &BucketUrl, uuid: &Uuid, node: u32, joins: bool) -> Result<(), EngineError> {
+    let store = url.open(true)?;
+    create_in(&*store, uuid, node, joins)
+}
+
+pub fn create_in(
+    store: &dyn NamedStore,
+    uuid: &Uuid,
+    node: u32,
+    joins: bool,
+) -> Result<(), EngineError> {
+    let mut has_others = false;
+    for other in nodes_in(store)?.1 {
+        if let Some((found, _)) = read_manifest(store, &prefix_of(other))? {
+            found.check(uuid, other, store.shown())?;
+            has_others = true;
+        }
+    }
+    if joins && !has_others {
+        return Err(EngineError::Refused(format!(
+            "metadata in a bucket: {} has no metadata of the volume: another bucket or prefix is \
+             meant",
+            store.shown()
+        )));
+    }
+    let prefix = prefix_of(node);
+    let new = Manifest::new(uuid, node);
+    let made = store.create(&format!("{prefix}{MANIFEST}"), new.encode().into());
+    if made.map_err(|why| failed(store, &why))? {
+        return Ok(());
+    }
+    let (found, _) = read_manifest(store, &prefix)?.ok_or_else(|| not_there(store, node))?;
+    found.check(uuid, node, store.shown())
+}
+
+/// All objects of metadata, and the nodes that have some.
+fn nodes_in(store: &dyn NamedStore) -> Result<(Vec<String>, BTreeSet<u32>), EngineError> {
+    let listed = store.list(ROOT).map_err(|why| failed(store, &why))?;
+    let of_node = |name: &str| name.strip_prefix(ROOT)?.split('/').next()?.parse::<u32>().ok();
+    let nodes = listed.iter().filter_map(|(name, _)| of_node(name)).collect();
+    Ok((listed.into_iter().map(|(name, _)| name).collect(), nodes))
+}
+
+/// See [`BucketEngine::remove`].
+pub fn remove(url: &BucketUrl, uuid: &Uuid) -> Result<(), EngineError> {
+    let store = url.open(false)?;
+    let store = &*store;
+    let (listed, nodes) = nodes_in(store)?;
+    for node in nodes {
+        let Some((manifest, _)) = read_manifest(store, &prefix_of(node))? else { continue };
+        if manifest.check(uuid, node, store.shown()).is_err() {
+            return Ok(());
+        }
+        if let Some(holder) = holder_in(store, node)? {
+            return Err(EngineError::Refused(format!(
+                "metadata in a bucket: {holder} has the volume open"
+            )));
+        }
+    }
+    // The manifests go last: an end in between leaves something that is this volume's.
+    let (manifests, rest): (Vec<_>, Vec<_>) =
+        listed.iter().partition(|name| name.ends_with(MANIFEST));
+    for name in rest.into_iter().chain(manifests) {
+        store.remove(name).map_err(|why| failed(store, &why))?;
+    }
+    Ok(())
+}
+
+fn holder_in(store: &dyn NamedStore, node: u32) -> Result<Option<String>, EngineError> {
+    let name = format!("{}{HOLDER}", prefix_of(node));
+    let Some((holder, found)) = read_checked(store, &name, Holder::decode)? else {
+        return Ok(None);
+    };
+    Ok(holder.is_there(found.age).then_some(holder.words))
+}
+
+/// See [`crate::holder`].
+pub fn holder_of(url: &BucketUrl, node: u32) -> Result<Option<String>, EngineError> {
+    holder_in(&*url.open(false)?, node)
+}
+
+/// What was read of the log.
+struct LogRead {
+    /// The first number that is missing.
+    next: u64,
+    /// The newest position.
+    position: u64,
+    /// Objects without rows: fences.
+    fences: Vec<u64>,
+}
+
+/// Reads log objects from where a manifest says up to the first that is missing.
+fn replay(
+    store: &dyn NamedStore,
+    manifest: &Manifest,
+    (uuid, node): (&Uuid, u32),
+    mut apply: impl FnMut(RowChanges),
+) -> Result<LogRead, EngineError> {
+    let prefix = prefix_of(node);
+    let (mut next, mut position, mut epoch) = (manifest.log_first, manifest.position, 0);
+    let mut fences = Vec::new();
+    loop {
+        let numbers: Vec<u64> = (next..).take(READ_AHEAD).collect();
+        let found: Vec<Result<Option<LogRecord>, EngineError>> = thread::scope(|scope| {
+            let reads = numbers.iter().map(|number| {
+                let (number, name) = (*number, format!("{prefix}{}", name(*number)));
+                scope.spawn(move || {
+                    let decode =
+                        |found: &NamedObject| LogRecord::decode((uuid, node), number, &found.bytes);
+                    Ok(read_checked(store, &name, decode)?.map(|(record, _)| record))
+                })
+            });
+            let reads: Vec<_> = reads.collect();
+            let done = reads.into_iter().map(|read| {
+                let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
+                read.join().unwrap_or_else(|_| Err(why()))
+            });
+            done.collect()
+        });
+        for (number, record) in numbers.into_iter().zip(found) {
+            let Some(record) = record? else { return Ok(LogRead { next, position, fences }) };
+            if record.epoch < epoch || record.epoch > manifest.epoch || record.position < position {
+                return Err(EngineError::Corrupt(format!(
+                    "metadata in a bucket: {prefix}{}: it is of epoch {} and position {}, after \
+                     {epoch} and {position}: objects of the log were changed",
+                    name(number),
+                    record.epoch,
+                    record.position
+                )));
+            }
+            (epoch, position) = (record.epoch, record.position);
+            if record.rows.is_empty() {
+                fences.push(number);
+            }
+            apply(record.rows);
+            next = number + 1;
+        }
+    }
+}
+
+/// See [`crate::peek`].
+pub fn peek(url: &BucketUrl, node: u32, key: &[u8]) -> Result<Option<Box<[u8]>>, EngineError> {
+    let store = url.open(false)?;
+    let manifest = || {
+        let found = read_manifest(&*store, &prefix_of(node))?;
+        Ok(found.ok_or_else(|| not_there(&*store, node))?.0)
+    };
+    loop {
+        let before = manifest()?;
+        let value = look(&store, &before, node, key);
+        // Objects may have gone meanwhile because a later manifest does not need them.
+        if manifest()?.revision == before.revision {
+            return value;
+        }
+    }
+}
+
+/// A row by a manifest.
+fn look(
+    store: &Arc<dyn NamedStore>,
+    manifest: &Manifest,
+    node: u32,
+    key: &[u8],
+) -> Result<Option<Box<[u8]>>, EngineError> {
+    let uuid = uuid_of(manifest)?;
+    let mut found = None;
+    replay(&**store, manifest, (&uuid, node), |mut rows| {
+        if let Some(value) = rows.remove(key) {
+            found = Some(value);
+        }
+    })?;
+    if let Some(value) = found {
+        return Ok(value);
+    }
+    let identity = TableIdentity { uuid, node, id: 0 };
+    let parts = (store.clone(), Arc::default());
+    let tree = Tree::new(parts, prefix_of(node), identity, PEEK_CACHE_BYTES);
+    let runs = tree.runs(&manifest.runs);
+    tree.change(|view| view.runs = runs);
+    let value = tree.get(&tree.view(), key)?;
+    Ok(value.map(|value| value[..].into()))
+}
+
+fn uuid_of(manifest: &Manifest) -> Result<Uuid, EngineError> {
+    let digits = crate::hex::parse(&manifest.volume);
+    digits
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| crate::wire::corrupt(MANIFEST, "its volume is no identity"))
+}
+
+fn has_it_open(store: &dyn NamedStore, holder: &str) -> EngineError {
+    EngineError::Refused(format!(
+        "metadata in a bucket: {holder} has {} open; unmount or stop it there, or, if it is gone \
+         for good, take it over with --take-over",
+        store.shown()
+    ))
+}
+
+/// Begins the next epoch in the manifest; waits so long for a process that may be ending.
+fn claim(
+    store: &dyn NamedStore,
+    (uuid, node): (&Uuid, u32),
+    (take_over, writer): (bool, u64),
+    patience: Duration,
+) -> Result<(Published, bool), EngineError> {
+    let (prefix, begun) = (prefix_of(node), Instant::now());
+    loop {
+        let (found, object) =
+            read_manifest(store, &prefix)?.ok_or_else(|| not_there(store, node))?;
+        found.check(uuid, node, store.shown())?;
+        if !take_over && let Some(holder) = holder_in(store, node)? {
+            if begun.elapsed() > patience {
+                return Err(has_it_open(store, &holder));
+            }
+            thread::sleep(PAUSE);
+            continue;
+        }
+        let was_closed = found.closed;
+        let mut next = found;
+        next.epoch += 1;
+        next.revision += 1;
+        next.writer = writer;
+        next.closed = false;
+        let name = format!("{prefix}{MANIFEST}");
+        let replaced = store.replace(&name, next.encode().into(), &object.tag);
+        match replaced.map_err(|why| failed(store, &why))? {
+            Some(tag) => {
+                return Ok((Published { manifest: next, tag, uncertain: None }, was_closed));
+            }
+            None => {
+                // The claim may have been made: its answer was lost, and the next one damaged.
+                if let Some((found, object)) = read_manifest(store, &prefix)?
+                    && found.same_as(&next)
+                {
+                    let (manifest, tag) = (next, object.tag);
+                    return Ok((Published { manifest, tag, uncertain: None }, was_closed));
+                }
+                if !take_over {
+                    return Err(has_it_open(store, "another process"));
+                }
+            }
+        }
+    }
+}
+
+/// A number that no other opening has.
+fn nonce() -> u64 {
+    // Seeded by the system, and another one each time.
+    let random = RandomState::new().hash_one(std::process::id());
+    random ^ SystemClock.now().unsigned_abs()
+}
+
+/// See [`BucketEngine::open`].
+pub fn open(
+    (store, deadline): (Arc<dyn NamedStore>, Duration),
+    (uuid, node): (Uuid, u32),
+    options: BucketOptions,
+    before_sync: BeforeSync,
+) -> Result<BucketEngine, EngineError> {
+    let memtable_bytes = (options.memory_bytes / 8).clamp(MEMTABLE_BYTES_MIN, MEMTABLE_BYTES_MAX);
+    let limits = FlushLimits::new(usize::try_from(memtable_bytes).unwrap_or(usize::MAX));
+    open_with((store, deadline), (uuid, node), (options, limits), before_sync)
+}
+
+pub fn open_with(
+    (store, deadline): (Arc<dyn NamedStore>, Duration),
+    (uuid, node): (Uuid, u32),
+    (options, limits): (BucketOptions, FlushLimits),
+    before_sync: BeforeSync,
+) -> Result<BucketEngine, EngineError> {
+    let nonce = nonce();
+    let (published, was_closed) =
+        claim(&*store, (&uuid, node), (options.take_over, nonce), HOLDER_WAIT.min(deadline))?;
+    let epoch = published.manifest.epoch;
+    let (prefix, health) = (prefix_of(node), Arc::<Health>::default());
+    let holder = Holder::this_process(node, epoch);
+    crash::point("bucket.claim.manifest");
+    let held = holder::take(&*store, &format!("{prefix}{HOLDER}"), &holder);
+    let held = held.map_err(|why| failed(&*store, &why))?;
+    let memtable = Arc::<MemTable>::default();
+    let apply = |rows| memtable.apply(rows);
+    let mut log = replay(&*store, &published.manifest, (&uuid, node), apply)?;
+    let mut fences = std::mem::take(&mut log.fences);
+    let fence = loop {
+        let record = LogRecord { epoch, position: log.position, nonce, rows: RowChanges::new() };
+        let name = format!("{prefix}{}", name(log.next));
+        let made = store.create(&name, record.encode((&uuid, node), log.next));
+        if made.map_err(|why| failed(&*store, &why))? {
+            break log.next;
+        }
+        // An earlier process was faster, or a later one has come.
+        let (manifest, _) =
+            read_manifest(&*store, &prefix)?.ok_or_else(|| not_there(&*store, node))?;
+        if manifest.epoch > epoch {
+            return Err(EngineError::Fenced { held: Epoch(epoch), current: Epoch(manifest.epoch) });
+        }
+        let mut rest = published.manifest.clone();
+        (rest.log_first, rest.position) = (log.next, log.position);
+        log = replay(&*store, &rest, (&uuid, node), apply)?;
+        fences.append(&mut log.fences);
+    };
+    fences.push(fence);
+    crash::point("bucket.claim.fence");
+    let identity = TableIdentity { uuid, node, id: 0 };
+    let cache_bytes = options.memory_bytes / 4;
+    let tree = Tree::new((store.clone(), health.clone()), prefix.clone(), identity, cache_bytes);
+    let runs = tree.runs(&published.manifest.runs);
+    tree.change(|view| (view.active, view.runs) = (memtable.clone(), runs));
+    let row_bytes = usize::try_from(options.memory_bytes / 2).unwrap_or(usize::MAX);
+    let live_log = fence + 1 - published.manifest.log_first;
+    let shared = Arc::new(EngineShared::new(Parts {
+        store,
+        health,
+        uuid,
+        node,
+        prefix,
+        deadline,
+        tree,
+        row_bytes,
+        before_sync,
+        published,
+        position: log.position,
+    }));
+    shared.counters.live_log.store(live_log, std::sync::atomic::Ordering::Relaxed);
+    if !was_closed {
+        // Before anything of this epoch is flushed, and with that log objects removed.
+        shared.publish(|manifest| {
+            manifest.fences.append(&mut fences);
+            manifest.fences.sort_unstable();
+            manifest.fences.dedup();
+        })?;
+    }
+    let (flusher, stopper) = (Arc::new(Flusher::new(limits)), Arc::<Stopper>::default());
+    let sender =
+        Sender { shared: shared.clone(), flusher: flusher.clone(), next: fence + 1, nonce };
+    let threads = Threads {
+        sender: spawn("kestrel-log", move || sender.run())?,
+        flusher: {
+            let (flusher, shared) = (flusher.clone(), shared.clone());
+            spawn("kestrel-flush", move || flusher.run(&shared))?
+        },
+        merger: {
+            let shared = shared.clone();
+            spawn("kestrel-merge", move || flusher.run_merges(&shared))?
+        },
+        holder: {
+            let (stopper, shared) = (stopper.clone(), shared.clone());
+            spawn("kestrel-holder", move || holder::stay(&shared, &stopper, holder, held))?
+        },
+    };
+    Ok(BucketEngine {
+        epoch: shared.epoch(),
+        shared,
+        claim: parking_lot::Mutex::new(()),
+        stopper,
+        threads: Some(threads),
+    })
+}
+
+fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, EngineError> {
+    let spawned = thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map_err(|why| EngineError::Io(format!("metadata engine: starting a thread: {why}")))
+}

@@ -1,0 +1,427 @@
+//! What the engine's callers and its threads share.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_blockstore::named::{ETag, NamedObject, NamedStore};
+use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
+use kestrel_engine::row_cache::RowCache;
+use kestrel_engine::{
+    BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard,
+};
+use kestrel_types::ids::Position;
+use parking_lot::{Condvar, Mutex};
+
+use crate::Uuid;
+use crate::health::{Health, failed, read_checked};
+use crate::manifest::{MANIFEST, Manifest};
+use crate::tree::Tree;
+
+/// Most bytes of a value.
+const VALUE_MAX: usize = 16 << 20;
+/// Most bytes of a batch: it becomes one log object.
+const BATCH_BYTES_MAX: usize = 512 << 20;
+/// Most bytes of batches that wait for the store.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+
+/// The manifest as this process has written it last.
+pub struct Published {
+    pub manifest: Manifest,
+    pub tag: ETag,
+    /// One that was written and not acknowledged: it may be the manifest by now.
+    pub uncertain: Option<Manifest>,
+}
+
+/// Batches that no log object has yet.
+struct Queue {
+    batches: VecDeque<(Position, Vec<Mutation>)>,
+    /// Of these and those under way.
+    bytes: usize,
+    /// Newest position.
+    position: Position,
+    /// The epoch that commits must have.
+    epoch: Epoch,
+    failure: Option<EngineError>,
+    /// The store is full, or a quota of it.
+    full: bool,
+    stopping: bool,
+}
+
+/// What was done.
+#[derive(Default)]
+pub struct EngineCounters {
+    pub commits: AtomicU64,
+    pub mutations: AtomicU64,
+    pub log_objects: AtomicU64,
+    pub log_bytes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub hits: AtomicU64,
+    pub reads: AtomicU64,
+    /// Log objects that are in no table.
+    pub live_log: AtomicU64,
+}
+
+/// See the module's header.
+pub struct EngineShared {
+    pub store: Arc<dyn NamedStore>,
+    pub health: Arc<Health>,
+    pub uuid: Uuid,
+    pub node: u32,
+    /// Before each name of an object: that of the node.
+    pub prefix: String,
+    /// How long to wait for a store that does not answer.
+    pub deadline: Duration,
+    pub tree: Tree,
+    pub row_cache: RowCache,
+    pub before_sync: BeforeSync,
+    pub counters: EngineCounters,
+    published: Mutex<Published>,
+    queue: Mutex<Queue>,
+    /// The queue has batches, or the engine stops.
+    news: Condvar,
+    /// There is room in the queue, or there will be none.
+    room: Condvar,
+    /// The shard is another process's now, or not what it was: rows must not be read.
+    lost: AtomicBool,
+}
+
+/// What an engine is made of.
+pub struct Parts {
+    pub store: Arc<dyn NamedStore>,
+    pub health: Arc<Health>,
+    pub uuid: Uuid,
+    pub node: u32,
+    pub prefix: String,
+    pub deadline: Duration,
+    pub tree: Tree,
+    pub row_bytes: usize,
+    pub before_sync: BeforeSync,
+    pub published: Published,
+    pub position: Position,
+}
+
+impl EngineShared {
+    /// For rows that stand like this.
+    pub fn new(parts: Parts) -> Self {
+        let epoch = Epoch(parts.published.manifest.epoch);
+        Self {
+            store: parts.store,
+            health: parts.health,
+            uuid: parts.uuid,
+            node: parts.node,
+            prefix: parts.prefix,
+            deadline: parts.deadline,
+            tree: parts.tree,
+            row_cache: RowCache::new(parts.position, parts.row_bytes),
+            before_sync: parts.before_sync,
+            counters: EngineCounters::default(),
+            published: Mutex::new(parts.published),
+            queue: Mutex::new(Queue {
+                batches: VecDeque::new(),
+                bytes: 0,
+                position: parts.position,
+                epoch,
+                failure: None,
+                full: false,
+                stopping: false,
+            }),
+            news: Condvar::new(),
+            room: Condvar::new(),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// The full name of an object of this node.
+    pub fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// The error of a call to the store.
+    pub fn failed(&self, why: &kestrel_blockstore::error::Error) -> EngineError {
+        failed(&*self.store, why)
+    }
+
+    /// The epoch that this process writes in.
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.published.lock().manifest.epoch)
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> Manifest {
+        self.published.lock().manifest.clone()
+    }
+
+    /// Changes the manifest. One change at a time. After an error that is neither `Fenced` nor
+    /// `Refused` the change may be made or not; the next call finds out.
+    ///
+    /// # Errors
+    /// `Fenced` if another process has claimed the rows; the store's.
+    pub fn publish(&self, change: impl FnOnce(&mut Manifest)) -> Result<Manifest, EngineError> {
+        let mut published = self.published.lock();
+        self.settle_uncertain(&mut published)?;
+        let mut next = published.manifest.clone();
+        change(&mut next);
+        next.revision += 1;
+        let (name, bytes) = (self.name(MANIFEST), bytes::Bytes::from(next.encode()));
+        match self.health.watch(|| self.store.replace(&name, bytes, &published.tag)) {
+            Ok(Some(tag)) => {
+                *published = Published { manifest: next.clone(), tag, uncertain: None };
+                Ok(next)
+            }
+            // The store compares what is there with what was to be written, but an answer may have
+            // been damaged on its way.
+            Ok(None) => match self.read_manifest()? {
+                (found, tag) if found.same_as(&next) => {
+                    *published = Published { manifest: next.clone(), tag, uncertain: None };
+                    Ok(next)
+                }
+                (found, _) => Err(self.why_replaced(&found, Epoch(published.manifest.epoch))),
+            },
+            Err(why) => {
+                published.uncertain = Some(next);
+                Err(self.failed(&why))
+            }
+        }
+    }
+
+    /// Finds out whether a change was made although its answer was lost. If so, readers see the
+    /// tables that it names.
+    fn settle_uncertain(&self, published: &mut Published) -> Result<(), EngineError> {
+        let Some(uncertain) = &published.uncertain else { return Ok(()) };
+        let (found, tag) = self.read_manifest()?;
+        if found.same_as(uncertain) {
+            let runs = self.tree.runs(&uncertain.runs);
+            self.tree.change(|view| view.runs = runs);
+            (published.manifest, published.tag) = (uncertain.clone(), tag);
+        }
+        published.uncertain = None;
+        Ok(())
+    }
+
+    /// The manifest as it is in the store.
+    fn read_manifest(&self) -> Result<(Manifest, ETag), EngineError> {
+        let decode = |found: &NamedObject| Manifest::decode(&found.bytes);
+        match read_checked(&*self.store, &self.name(MANIFEST), decode)? {
+            Some((manifest, object)) => Ok((manifest, object.tag)),
+            None => Err(self.changed("the manifest is gone")),
+        }
+    }
+
+    /// Why something of this process is not what it was in the store.
+    pub fn superseded(&self, held: Epoch) -> EngineError {
+        match self.read_manifest() {
+            Ok((found, _)) => self.why_replaced(&found, held),
+            Err(why) => why,
+        }
+    }
+
+    fn why_replaced(&self, found: &Manifest, held: Epoch) -> EngineError {
+        if found.epoch > held.0 {
+            return EngineError::Fenced { held, current: Epoch(found.epoch) };
+        }
+        self.changed("what this process wrote is not what is there")
+    }
+
+    fn changed(&self, why: &str) -> EngineError {
+        EngineError::Refused(format!(
+            "metadata in a bucket: {}: {why}: objects were changed or an older state of the bucket \
+             was brought back. Nothing more is written there. End this process, check with \
+             `kestrel fsck`, and go on from a copy of the bucket or a dump of the volume",
+            self.store.shown()
+        ))
+    }
+
+    /// [`kestrel_engine::Engine::commit`] by a holder of `epoch`.
+    ///
+    /// # Errors
+    /// As that has them.
+    pub fn commit(
+        &self,
+        epoch: Epoch,
+        kind: BatchKind,
+        mutations: Vec<Mutation>,
+    ) -> Result<Position, EngineError> {
+        let bytes = queued_bytes(&mutations);
+        if !is_within_limits(&mutations, VALUE_MAX) || bytes > BATCH_BYTES_MAX {
+            return Err(EngineError::Io(
+                "metadata engine: a batch, key or value is above its limit".into(),
+            ));
+        }
+        let count = mutations.len() as u64;
+        let until = Instant::now() + self.deadline;
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(why) = &queue.failure {
+                return Err(why.clone());
+            }
+            if epoch != queue.epoch {
+                return Err(EngineError::Fenced { held: epoch, current: queue.epoch });
+            }
+            if queue.full && kind == BatchKind::Growing {
+                return Err(EngineError::NoSpace);
+            }
+            if queue.bytes <= QUEUE_BYTES_MAX {
+                break;
+            }
+            if self.room.wait_until(&mut queue, until).timed_out() {
+                return Err(EngineError::Io(format!(
+                    "metadata in a bucket: too many changes wait for {}; see that it answers and \
+                     is fast enough, and try again",
+                    self.store.shown()
+                )));
+            }
+        }
+        queue.position += 1;
+        queue.bytes += bytes;
+        let position = queue.position;
+        self.row_cache.apply(position, &mutations);
+        queue.batches.push_back((position, mutations));
+        drop(queue);
+        self.news.notify_one();
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.counters.mutations.fetch_add(count, Ordering::Relaxed);
+        Ok(position)
+    }
+
+    /// Newest position, durable or not.
+    pub fn appended(&self) -> Position {
+        self.queue.lock().position
+    }
+
+    /// Waits for batches and takes them out of the queue, in order, up to about so many bytes.
+    /// `None`: there are none, and the engine stops.
+    pub fn take(&self, bytes_max: usize) -> Option<Vec<(Position, Vec<Mutation>)>> {
+        let mut queue = self.queue.lock();
+        while queue.batches.is_empty() {
+            if queue.stopping || queue.failure.is_some() {
+                return None;
+            }
+            self.news.wait(&mut queue);
+        }
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while bytes < bytes_max
+            && let Some(batch) = queue.batches.pop_front()
+        {
+            bytes += queued_bytes(&batch.1);
+            taken.push(batch);
+        }
+        Some(taken)
+    }
+
+    /// The store has everything up to `position`; the last object was of so many queued bytes.
+    pub fn stored(&self, position: Position, bytes: usize) {
+        {
+            let mut queue = self.queue.lock();
+            queue.bytes = queue.bytes.saturating_sub(bytes);
+            queue.full = false;
+        }
+        self.room.notify_all();
+        self.row_cache.stored(position);
+    }
+
+    /// The store takes nothing, being full.
+    pub fn set_full(&self) {
+        self.queue.lock().full = true;
+        self.room.notify_all();
+    }
+
+    /// Begins to close: what is queued still goes.
+    pub fn stop(&self) {
+        self.queue.lock().stopping = true;
+        self.news.notify_all();
+    }
+
+    /// Whether the engine is being closed.
+    pub fn is_stopping(&self) -> bool {
+        self.queue.lock().stopping
+    }
+
+    /// Whether nothing more will be written.
+    pub fn has_failed(&self) -> bool {
+        self.queue.lock().failure.is_some()
+    }
+
+    /// Nothing more will be written.
+    pub fn fail(&self, why: EngineError) {
+        let mut queue = self.queue.lock();
+        if queue.failure.is_none() {
+            log::error!("{why}");
+        }
+        if let EngineError::Fenced { .. } | EngineError::Refused(_) =
+            queue.failure.get_or_insert(why.clone())
+        {
+            self.lost.store(true, Ordering::SeqCst);
+        }
+        drop(queue);
+        self.room.notify_all();
+        self.news.notify_all();
+        self.row_cache.failed(why);
+    }
+
+    /// Whether rows may still be read.
+    ///
+    /// # Errors
+    /// `Fenced` or `Refused`, if that has happened.
+    pub fn readable(&self) -> Result<(), EngineError> {
+        if !self.lost.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.queue.lock().failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Begins a new epoch: commits of earlier holders are refused from now on.
+    ///
+    /// # Errors
+    /// As for [`EngineShared::publish`]; then commits of the present holder go on.
+    pub fn begin_epoch(&self) -> Result<Epoch, EngineError> {
+        let next = {
+            let mut queue = self.queue.lock();
+            queue.epoch.0 += 1;
+            queue.epoch
+        };
+        match self.publish(|manifest| manifest.epoch = next.0) {
+            Ok(_) => Ok(next),
+            Err(why) => {
+                self.queue.lock().epoch = Epoch(next.0 - 1);
+                if let EngineError::Fenced { .. } | EngineError::Refused(_) = &why {
+                    self.fail(why.clone());
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// [`kestrel_engine::Engine::tap`]: no batch is applied meanwhile.
+    pub fn tap(&self, tap: Tap) -> TapGuard {
+        let _queue = self.queue.lock();
+        self.row_cache.tap(tap)
+    }
+
+    /// [`kestrel_engine::Engine::stats`].
+    pub fn stats(&self) -> EngineStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let EngineCounters {
+            commits, mutations, log_objects, log_bytes, flushes, hits, reads, ..
+        } = &self.counters;
+        let view = self.tree.view();
+        let memtables = std::iter::once(&view.active).chain(&view.frozen);
+        let dirty: u64 = memtables.map(|memtable| memtable.bytes() as u64).sum();
+        let tables = view.runs.iter().flat_map(|run| run.iter());
+        let memory = self.row_cache.stats();
+        EngineStats {
+            commits: load(commits),
+            mutations: load(mutations),
+            log_bytes: load(log_bytes),
+            syncs: load(log_objects),
+            memory_hits: load(hits),
+            run_reads: load(reads),
+            memory_bytes: memory.memory_bytes + dirty,
+            dirty_bytes: dirty,
+            run_disk_bytes: tables.map(|table| table.record.bytes).sum(),
+            flushes: load(flushes),
+            ..memory
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! The rows that are durable: those of the newest log objects in memory, all others in tables.
+//!
+//! A *memtable* has the rows of log objects that no table has yet. When it is large it is frozen,
+//! written as a sorted run of tables, and named in the manifest; readers look at the memtables
+//! first, then at the runs from the newest on. Runs of about the same size are merged in the
+//! background, so that there are few (`flusher`).
+//!
+//! Blocks and heads of tables are read when they are needed and kept in a cache that is bounded. A
+//! table that was merged away is removed when its last reader has let go of it.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use kestrel_blockstore::named::NamedStore;
+use kestrel_engine::EngineError;
+use kestrel_engine::row_cache::{Bytes, Cursor, RowStore, Sorted};
+use parking_lot::{Mutex, RwLock};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::health::{Health, failed};
+use crate::log::RowChanges;
+use crate::table::{Block, TableHead, TableIdentity, TableRecord};
+
+/// Rows that a cursor copies at a time out of a memtable.
+const COPIED_MAX: usize = 256;
+
+/// Bytes that a row takes in a memtable beside key and value, about.
+const ROW_OVERHEAD: usize = 96;
+
+/// Bytes of a block in the cache, about, for the cache's first size.
+const BLOCK_BYTES_ABOUT: u64 = 32 << 10;
+
+/// What the cache has of a table: a block, or its head.
+#[derive(Clone)]
+enum Kept {
+    Head(Arc<TableHead>),
+    Block(Arc<Block>),
+}
+
+#[derive(Clone)]
+struct Weight;
+
+impl Weighter<(u64, u64), Kept> for Weight {
+    fn weight(&self, _: &(u64, u64), kept: &Kept) -> u64 {
+        let weight = match kept {
+            Kept::Head(head) => head.weight(),
+            Kept::Block(block) => block.weight(),
+        };
+        weight as u64 + 64
+    }
+}
+
+/// The number under which the cache has the head of a table.
+const HEAD: u64 = u64::MAX;
+
+/// Rows of log objects.
+#[derive(Default)]
+pub struct MemTable {
+    rows: RwLock<RowChanges>,
+    bytes: AtomicUsize,
+}
+
+impl MemTable {
+    /// Adds rows, newer than those that are there.
+    pub fn apply(&self, changes: RowChanges) {
+        let mut rows = self.rows.write();
+        let mut bytes = 0;
+        for (key, value) in changes {
+            bytes += key.len() + value.as_ref().map_or(0, |value| value.len()) + ROW_OVERHEAD;
+            rows.insert(key, value);
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of all rows that were added.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Option<Bytes>> {
+        let rows = self.rows.read();
+        rows.get(key).map(|value| value.as_deref().map(Bytes::from))
+    }
+
+    /// Some rows from a key on.
+    fn copy(&self, from: Bound<&[u8]>, to: &[u8], out: &mut Vec<SourceRow>) {
+        let rows = self.rows.read();
+        let range = rows.range::<[u8], _>((from, Bound::Excluded(to)));
+        out.extend(
+            range
+                .take(COPIED_MAX)
+                .map(|(key, value)| (Bytes::from(&key[..]), value.as_deref().map(Bytes::from))),
+        );
+    }
+
+    /// Shows all rows in order.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub fn visit(
+        &self,
+        mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let rows = self.rows.read();
+        rows.iter().try_for_each(|(key, value)| visit(key, value.as_deref()))
+    }
+}
+
+/// A table with what becomes of its object.
+pub struct Table {
+    pub record: TableRecord,
+    identity: TableIdentity,
+    /// No manifest names it any more.
+    obsolete: AtomicBool,
+    removed: Arc<Mutex<Vec<String>>>,
+}
+
+impl Table {
+    /// The manifest does not name it any more: its object goes when the last reader is done.
+    pub fn retire(&self) {
+        self.obsolete.store(true, Ordering::Relaxed);
+    }
+
+    /// The name of its object, below that of the node.
+    pub fn name(&self) -> String {
+        self.identity.name()
+    }
+
+    /// A manifest is to name it.
+    pub fn keep(&self) {
+        self.obsolete.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        if self.obsolete.load(Ordering::Relaxed) {
+            self.removed.lock().push(self.identity.name());
+        }
+    }
+}
+
+/// Tables that do not overlap, in ascending order.
+pub type Run = Vec<Arc<Table>>;
+
+/// All rows at a moment.
+#[derive(Clone, Default)]
+pub struct View {
+    /// Where the sender adds rows.
+    pub active: Arc<MemTable>,
+    /// What is being written as tables.
+    pub frozen: Option<Arc<MemTable>>,
+    /// The newest first.
+    pub runs: Vec<Arc<Run>>,
+}
+
+/// See the module's header.
+pub struct Tree {
+    store: Arc<dyn NamedStore>,
+    health: Arc<Health>,
+    /// Before each name: that of the node.
+    prefix: String,
+    identity: TableIdentity,
+    view: RwLock<Arc<View>>,
+    cache: Cache<(u64, u64), Kept, Weight>,
+    /// Names of objects to be removed.
+    removed: Arc<Mutex<Vec<String>>>,
+    /// Rows looked for in tables, and blocks and heads fetched for them.
+    pub lookups: AtomicU64,
+    pub fetched: AtomicU64,
+}
+
+impl Tree {
+    /// A tree without rows; the cache of blocks has `cache_bytes`.
+    pub fn new(
+        (store, health): (Arc<dyn NamedStore>, Arc<Health>),
+        prefix: String,
+        identity: TableIdentity,
+        cache_bytes: u64,
+    ) -> Self {
+        let items = usize::try_from(cache_bytes / BLOCK_BYTES_ABOUT).unwrap_or(usize::MAX).max(16);
+        Self {
+            store,
+            health,
+            prefix,
+            identity,
+            view: RwLock::default(),
+            cache: Cache::with_weighter(items, cache_bytes, Weight),
+            removed: Arc::default(),
+            lookups: AtomicU64::new(0),
+            fetched: AtomicU64::new(0),
+        }
+    }
+
+    /// All rows as they are now.
+    pub fn view(&self) -> Arc<View> {
+        self.view.read().clone()
+    }
+
+    /// Makes a change of what readers see.
+    pub fn change(&self, change: impl FnOnce(&mut View)) {
+        let mut view = self.view.write();
+        change(Arc::make_mut(&mut view));
+    }
+
+    /// A table of this node.
+    pub fn table(&self, record: TableRecord) -> Arc<Table> {
+        let identity = TableIdentity { id: record.id, ..self.identity };
+        let (obsolete, removed) = (AtomicBool::new(false), self.removed.clone());
+        Arc::new(Table { record, identity, obsolete, removed })
+    }
+
+    /// Runs as a manifest has them.
+    pub fn runs(&self, records: &[Vec<TableRecord>]) -> Vec<Arc<Run>> {
+        let run = |run: &Vec<TableRecord>| {
+            Arc::new(run.iter().map(|record| self.table(record.clone())).collect::<Run>())
+        };
+        records.iter().map(run).collect()
+    }
+
+    /// Objects that nobody needs any more.
+    pub fn take_removed(&self) -> Vec<String> {
+        std::mem::take(&mut *self.removed.lock())
+    }
+
+    fn fetch(&self, table: &Table, offset: u64, len: u64) -> Result<bytes::Bytes, EngineError> {
+        let name = format!("{}{}", self.prefix, table.identity.name());
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+        let read = self.health.watch(|| self.store.read_range(&name, offset, len));
+        read.map_err(|why| failed(&*self.store, &why))
+    }
+
+    /// Reads something of a table and decodes it; once more if it is damaged: it may have been on
+    /// its way only.
+    fn read<T>(
+        &self,
+        table: &Table,
+        (offset, len): (u64, u64),
+        decode: impl Fn(&[u8]) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let first = decode(&self.fetch(table, offset, len)?);
+        match first {
+            Err(EngineError::Corrupt(_)) => decode(&self.fetch(table, offset, len)?),
+            other => other,
+        }
+    }
+
+    fn head(&self, table: &Table) -> Result<Arc<TableHead>, EngineError> {
+        let key = (table.record.id, HEAD);
+        if let Some(Kept::Head(head)) = self.cache.get(&key) {
+            return Ok(head);
+        }
+        let at = table.record.head;
+        let len = table.record.bytes.saturating_sub(at);
+        let head =
+            self.read(table, (at, len), |bytes| TableHead::decode(table.identity, at, bytes))?;
+        let head = Arc::new(head);
+        self.cache.insert(key, Kept::Head(head.clone()));
+        Ok(head)
+    }
+
+    fn block(
+        &self,
+        table: &Table,
+        head: &TableHead,
+        number: usize,
+        keep: bool,
+    ) -> Result<Arc<Block>, EngineError> {
+        let key = (table.record.id, number as u64);
+        if let Some(Kept::Block(block)) = self.cache.get(&key) {
+            return Ok(block);
+        }
+        let place = head.place(number).unwrap_or((0, 0));
+        let block = self.read(table, place, |bytes| head.decode_block(number, bytes))?;
+        let block = Arc::new(block);
+        if keep {
+            self.cache.insert(key, Kept::Block(block.clone()));
+        }
+        Ok(block)
+    }
+
+    /// What a run says of a key.
+    fn get_in(&self, run: &Run, key: &[u8]) -> Result<Option<Option<Bytes>>, EngineError> {
+        let at = run.partition_point(|table| table.record.last.as_slice() < key);
+        let Some(table) = run.get(at).filter(|table| table.record.first.as_slice() <= key) else {
+            return Ok(None);
+        };
+        let head = self.head(table)?;
+        let Some(number) = head.block_of(key).filter(|_| head.may_have(key)) else {
+            return Ok(None);
+        };
+        let block = self.block(table, &head, number, true)?;
+        Ok(block.get(key).map(|value| value.map(Bytes::from)))
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn get(&self, view: &View, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        for memtable in std::iter::once(&view.active).chain(&view.frozen) {
+            if let Some(found) = memtable.get(key) {
+                return Ok(found);
+            }
+        }
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        for run in &view.runs {
+            if let Some(found) = self.get_in(run, key)? {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A cursor over rows of a view, deleted ones among them. `keep`: blocks go into the cache.
+    pub fn merged<'a>(&'a self, view: &View, (from, to): (&[u8], &[u8]), keep: bool) -> Merged<'a> {
+        let memtables = std::iter::once(&view.active).chain(&view.frozen);
+        let mut sources: Vec<Source<'a>> =
+            memtables.map(|memtable| Source::of_memtable(memtable.clone(), from, to)).collect();
+        let runs = view.runs.iter();
+        sources.extend(runs.map(|run| Source::of_run(self, run.clone(), (from, to), keep)));
+        Merged { sources }
+    }
+
+    /// A cursor over all rows of some runs, the newest first.
+    pub fn merged_runs<'a>(&'a self, runs: &[Arc<Run>]) -> Merged<'a> {
+        let all = |run: &Arc<Run>| Source::of_run(self, run.clone(), (&[], &[u8::MAX; 2]), false);
+        Merged { sources: runs.iter().map(all).collect() }
+    }
+}
+
+/// A key with its value, or that it is deleted.
+pub type SourceRow = (Bytes, Option<Bytes>);
+
+enum Rows<'a> {
+    Memory(Arc<MemTable>),
+    Run { tree: &'a Tree, run: Arc<Run>, table: usize, block: usize, keep: bool },
+}
+
+/// Rows of a memtable or run, in order.
+struct Source<'a> {
+    rows: Rows<'a>,
+    /// Rows that were copied and not taken, the next one last.
+    ahead: Vec<SourceRow>,
+    /// Behind which key it goes on, or from which.
+    from: Bound<Vec<u8>>,
+    to: Vec<u8>,
+    over: bool,
+}
+
+impl<'a> Source<'a> {
+    fn of_memtable(memtable: Arc<MemTable>, from: &[u8], to: &[u8]) -> Self {
+        Self {
+            rows: Rows::Memory(memtable),
+            ahead: Vec::new(),
+            from: Bound::Included(from.to_vec()),
+            to: to.to_vec(),
+            over: from >= to,
+        }
+    }
+
+    fn of_run(tree: &'a Tree, run: Arc<Run>, (from, to): (&[u8], &[u8]), keep: bool) -> Self {
+        let table = run.partition_point(|table| table.record.last.as_slice() < from);
+        Self {
+            rows: Rows::Run { tree, run, table, block: usize::MAX, keep },
+            ahead: Vec::new(),
+            from: Bound::Included(from.to_vec()),
+            to: to.to_vec(),
+            over: from >= to,
+        }
+    }
+
+    /// Makes sure that the next row is copied, if there is one.
+    fn fill(&mut self) -> Result<(), EngineError> {
+        while self.ahead.is_empty() && !self.over {
+            let from = self.from.as_ref().map(Vec::as_slice);
+            match &mut self.rows {
+                Rows::Memory(memtable) => {
+                    memtable.copy(from, &self.to, &mut self.ahead);
+                    self.over = self.ahead.len() < COPIED_MAX;
+                    if let Some((key, _)) = self.ahead.last() {
+                        self.from = Bound::Excluded(key.to_vec());
+                    }
+                }
+                Rows::Run { tree, run, table, block, keep } => {
+                    let Some(current) = run.get(*table) else {
+                        self.over = true;
+                        break;
+                    };
+                    if current.record.first.as_slice() >= self.to.as_slice() {
+                        self.over = true;
+                        break;
+                    }
+                    let head = tree.head(current)?;
+                    if *block == usize::MAX {
+                        let key = match from {
+                            Bound::Included(key) | Bound::Excluded(key) => key,
+                            Bound::Unbounded => &[],
+                        };
+                        *block = head.block_of(key).unwrap_or(0);
+                    }
+                    if *block >= head.blocks() {
+                        (*table, *block) = (*table + 1, 0);
+                        continue;
+                    }
+                    let found = tree.block(current, &head, *block, *keep)?;
+                    let first = match from {
+                        Bound::Included(key) => found.from(key),
+                        Bound::Excluded(_) | Bound::Unbounded => 0,
+                    };
+                    for row in first..found.rows() {
+                        let Some((key, value)) = found.row(row) else { break };
+                        if key >= self.to.as_slice() {
+                            self.over = true;
+                            break;
+                        }
+                        self.ahead.push((key.into(), value.map(Into::into)));
+                    }
+                    *block += 1;
+                }
+            }
+            self.ahead.reverse();
+        }
+        Ok(())
+    }
+}
+
+/// Rows of several sources in order: of those with one key, that of the first source.
+pub struct Merged<'a> {
+    sources: Vec<Source<'a>>,
+}
+
+impl Merged<'_> {
+    /// The next row, deleted or not.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn next_row(&mut self) -> Result<Option<SourceRow>, EngineError> {
+        let mut least: Option<usize> = None;
+        for index in 0..self.sources.len() {
+            self.sources[index].fill()?;
+            let key = |index: usize| self.sources[index].ahead.last().map(|(key, _)| key);
+            match (key(index), least.and_then(key)) {
+                (Some(key), Some(smallest)) if key < smallest => least = Some(index),
+                (Some(_), None) => least = Some(index),
+                _ => {}
+            }
+        }
+        let Some(least) = least else { return Ok(None) };
+        let Some(row) = self.sources[least].ahead.pop() else { return Ok(None) };
+        for source in &mut self.sources[least + 1..] {
+            if source.ahead.last().is_some_and(|(key, _)| *key == row.0) {
+                source.ahead.pop();
+            }
+        }
+        Ok(Some(row))
+    }
+}
+
+impl Cursor for Merged<'_> {
+    fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, EngineError> {
+        loop {
+            match self.next_row()? {
+                Some((key, Some(value))) => return Ok(Some((key, value))),
+                Some((_, None)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+impl Sorted for Tree {
+    fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
+        Box::new(self.merged(&self.view(), (from, to), true))
+    }
+}
+
+impl RowStore for Tree {
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        visit: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError> {
+        let view = self.view();
+        for (index, key) in keys.iter().enumerate() {
+            if let Some(value) = self.get(&view, key)? {
+                visit(index, &value);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Where the rows are: `s3://BUCKET/PREFIX?…` or `file:///PATH`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_blockstore::named::{LocalNamed, NamedStore};
+use kestrel_engine::EngineError;
+use kestrel_engine::elsewhere::DEADLINE_DEFAULT;
+use kestrel_s3::{S3_SCHEME, S3Named, S3Options};
+
+/// What a URL of a directory begins with.
+const FILE_SCHEME: &str = "file://";
+
+/// A bucket and a prefix in it, or a directory that serves as one.
+#[derive(Debug, Clone)]
+pub struct BucketUrl {
+    place: Place,
+    deadline: Duration,
+}
+
+#[derive(Debug, Clone)]
+enum Place {
+    Bucket(Box<S3Options>),
+    Directory(PathBuf),
+}
+
+impl BucketUrl {
+    /// Whether a URL names one, by its scheme.
+    pub fn is_one(url: &str) -> bool {
+        url.starts_with(S3_SCHEME) || url.starts_with(FILE_SCHEME)
+    }
+
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if let Some(path) = url.strip_prefix(FILE_SCHEME) {
+            let path = PathBuf::from(path);
+            if !path.is_absolute() {
+                return Err(format!("{url}: a directory has three slashes: file:///PATH"));
+            }
+            return Ok(Self { place: Place::Directory(path), deadline: DEADLINE_DEFAULT });
+        }
+        let options = S3Options::parse(url).map_err(|why| why.to_string())?;
+        let deadline = options.deadline();
+        Ok(Self { place: Place::Bucket(Box::new(options)), deadline })
+    }
+
+    /// The same with credentials from this file.
+    #[must_use]
+    pub fn credentials_file(self, file: Option<PathBuf>) -> Self {
+        let place = match self.place {
+            Place::Bucket(options) => Place::Bucket(Box::new(options.credentials_file(file))),
+            directory @ Place::Directory(_) => directory,
+        };
+        Self { place, ..self }
+    }
+
+    /// For people. It has no secrets.
+    pub fn shown(&self) -> String {
+        match &self.place {
+            Place::Bucket(options) => options.url().to_string(),
+            Place::Directory(path) => format!("{FILE_SCHEME}{}", path.display()),
+        }
+    }
+
+    /// How long to wait for a store that does not answer.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The store. `probes`: it is tried whether it has conditional puts.
+    pub(crate) fn open(&self, probes: bool) -> Result<Arc<dyn NamedStore>, EngineError> {
+        match &self.place {
+            Place::Bucket(options) => match S3Named::open((**options).clone(), probes) {
+                Ok(store) => Ok(Arc::new(store)),
+                Err(why) => Err(EngineError::Refused(format!("metadata in a bucket: {why}"))),
+            },
+            Place::Directory(path) => match LocalNamed::open(path) {
+                Ok(store) => Ok(Arc::new(store)),
+                Err(why) => {
+                    Err(EngineError::Io(format!("metadata in a bucket: {}: {why}", self.shown())))
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_buckets() {
+        for (url, shown) in [
+            ("s3://bucket/a/b", Some("s3://bucket/a/b")),
+            ("file:///srv/meta", Some("file:///srv/meta")),
+            ("file://srv/meta", None),
+            ("s3://", None),
+        ] {
+            let parsed = BucketUrl::parse(url).ok().map(|url| url.shown());
+            assert_eq!(parsed.as_deref(), shown, "{url}");
+        }
+        assert!(!BucketUrl::is_one("postgres://x") && BucketUrl::is_one("s3://b/p"));
+    }
+}
