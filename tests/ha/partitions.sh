@@ -213,8 +213,8 @@ outage() {
     check "its own process ends" wait_for 40 gone "$pid"
     stale=
     if [ "$name" != stopped ]; then
-        # Its lease has ended. All of its threads may have waited for the database until now, so that
-        # none could write this earlier.
+        # Its lease has ended. All of its threads may have waited for the database until now, so
+        # that none could write this earlier.
         check "its own process said that it answers nobody" said "answers nobody"
     fi
     echo "     $(python3 -c "print(round($(now) - $ahead, 1))") s after that"
