@@ -100,6 +100,12 @@ bench-s3:
 	$(MAKE) build
 	bench/s3.py
 
+# BUCKET=--full opens a volume of a million files.
+bench-bucket:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	bench/bucket.py $(BUCKET)
+
 bench-cluster: build
 	cargo build --release --locked -p kestrel-rpc --examples
 	bench/cluster.py

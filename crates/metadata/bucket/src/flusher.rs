@@ -20,6 +20,7 @@ use kestrel_types::ids::Position;
 use parking_lot::{Condvar, Mutex};
 
 use crate::log::{self, number_of};
+use crate::manifest::Manifest;
 use crate::shared::EngineShared;
 use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 use crate::tree::{MemTable, Run, Table};
@@ -138,9 +139,9 @@ impl Flusher {
         self.changed.notify_all();
     }
 
-    /// Flushes until the engine ends.
-    pub fn run(&self, shared: &EngineShared) {
-        if let Err(why) = remove_leftovers(shared) {
+    /// Flushes until the engine ends. `opened`: the manifest from before anything was merged.
+    pub fn run(&self, shared: &EngineShared, opened: &Manifest) {
+        if let Err(why) = remove_leftovers(shared, opened) {
             ::log::warn!("objects of metadata that nothing refers to were not removed: {why}");
         }
         loop {
@@ -390,9 +391,9 @@ fn remove(shared: &EngineShared, name: &str) {
     }
 }
 
-/// Removes what earlier processes left: tables and log objects that the manifest does not need.
-fn remove_leftovers(shared: &EngineShared) -> Result<(), EngineError> {
-    let manifest = shared.manifest();
+/// Removes what earlier processes left: tables and log objects that the manifest of the opening
+/// does not need. What has been merged since then a reader may still need.
+fn remove_leftovers(shared: &EngineShared, manifest: &Manifest) -> Result<(), EngineError> {
     let listed = shared.health.watch(|| shared.store.list(&shared.prefix));
     let mut leftovers = Vec::new();
     let known = |id: u64| manifest.runs.iter().flatten().any(|table| table.id == id);

@@ -410,11 +410,12 @@ pub fn open_with(
     let (flusher, stopper) = (Arc::new(Flusher::new(limits)), Arc::<Stopper>::default());
     let sender =
         Sender { shared: shared.clone(), flusher: flusher.clone(), next: fence + 1, nonce };
+    let opened = shared.manifest();
     let threads = Threads {
         sender: spawn("kestrel-log", move || sender.run())?,
         flusher: {
             let (flusher, shared) = (flusher.clone(), shared.clone());
-            spawn("kestrel-flush", move || flusher.run(&shared))?
+            spawn("kestrel-flush", move || flusher.run(&shared, &opened))?
         },
         merger: {
             let shared = shared.clone();

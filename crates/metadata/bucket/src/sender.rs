@@ -22,6 +22,10 @@ use crate::shared::EngineShared;
 
 /// Bytes of batches that become one object, about.
 const OBJECT_BYTES: usize = 8 << 20;
+/// The sender waits for callers that have just got an answer for this part of the time that the
+/// last object took, and for this time at most.
+const LINGER_PART: u32 = 5;
+const LINGER_MAX: Duration = Duration::from_millis(5);
 /// Pause before an object is put again; for a full store.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_FULL: Duration = Duration::from_millis(500);
@@ -39,11 +43,15 @@ pub struct Sender {
 impl Sender {
     /// Runs until the engine ends, or nothing more can be written.
     pub fn run(mut self) {
-        while let Some(batches) = self.shared.take(OBJECT_BYTES) {
+        let mut last = (0, Duration::ZERO);
+        while let Some(batches) = self.shared.take(OBJECT_BYTES, last) {
+            let mutations = batches.iter().map(|(_, mutations)| mutations.len()).sum();
+            let begun = Instant::now();
             if let Err(why) = self.write(batches) {
                 self.shared.fail(why);
                 break;
             }
+            last = (mutations, (begun.elapsed() / LINGER_PART).min(LINGER_MAX));
         }
         self.flusher.stop(&self.shared, self.next, self.shared.row_cache.durable());
     }

@@ -37,6 +37,8 @@ pub struct Published {
 /// Batches that no log object has yet.
 struct Queue {
     batches: VecDeque<(Position, Vec<Mutation>)>,
+    /// Of these.
+    mutations: usize,
     /// Of these and those under way.
     bytes: usize,
     /// Newest position.
@@ -120,6 +122,7 @@ impl EngineShared {
             published: Mutex::new(parts.published),
             queue: Mutex::new(Queue {
                 batches: VecDeque::new(),
+                mutations: 0,
                 bytes: 0,
                 position: parts.position,
                 epoch,
@@ -275,6 +278,7 @@ impl EngineShared {
         }
         queue.position += 1;
         queue.bytes += bytes;
+        queue.mutations += mutations.len();
         let position = queue.position;
         self.row_cache.apply(position, &mutations);
         queue.batches.push_back((position, mutations));
@@ -292,19 +296,35 @@ impl EngineShared {
 
     /// Waits for batches and takes them out of the queue, in order, up to about so many bytes.
     /// `None`: there are none, and the engine stops.
-    pub fn take(&self, bytes_max: usize) -> Option<Vec<(Position, Vec<Mutation>)>> {
+    ///
+    /// The callers that have just got their answers, for so many mutations, are likely to commit
+    /// again: with what has come before that they make one object, if they do so within `linger`.
+    /// Otherwise callers would fall into two groups that take turns, with twice the objects.
+    pub fn take(
+        &self,
+        bytes_max: usize,
+        (answered, linger): (usize, Duration),
+    ) -> Option<Vec<(Position, Vec<Mutation>)>> {
         let mut queue = self.queue.lock();
+        let expected = answered + queue.mutations;
+        let until = Instant::now() + linger;
         while queue.batches.is_empty() {
             if queue.stopping || queue.failure.is_some() {
                 return None;
             }
             self.news.wait(&mut queue);
         }
+        while queue.mutations < expected
+            && queue.bytes < bytes_max
+            && !queue.stopping
+            && !self.news.wait_until(&mut queue, until).timed_out()
+        {}
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max
             && let Some(batch) = queue.batches.pop_front()
         {
             bytes += queued_bytes(&batch.1);
+            queue.mutations -= batch.1.len();
             taken.push(batch);
         }
         Some(taken)

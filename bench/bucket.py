@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""A volume with its metadata in a bucket: creates and stats at a distance, requests for them, and
+how long it takes to open after kill -9.
+
+versitygw behind kestrel-s3proxy, which adds latency and counts requests. Data lies on the local
+disk, so that all requests are metadata's. Limits beside: one PUT at a time of the same store
+(`kestrel objbench`), and a volume with its metadata on the local disk and durability commit.
+
+    bench/bucket.py             writes target/bench/bucket.json, bucket.svg
+    bench/bucket.py --full      a million files for the recovery
+"""
+
+import json
+import os
+import signal
+import stat
+import statistics
+import threading
+import time
+
+from common import KESTREL, bars, conclude, options_of, run, scratch_for
+from store import Store
+
+LATENCIES = (0, 5, 20, 50)
+IN_FLIGHT = (1, 16, 256)
+# Bars of the issue.
+PUTS_MAX = 60
+RECOVERY_MAX = 5
+
+
+def in_threads(count, threads, call):
+    """Calls with a thread's number and one below count, from threads; seconds."""
+    numbers, lock, failures = iter(range(count)), threading.Lock(), []
+
+    def work(thread):
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None or failures:
+                return
+            try:
+                call(thread, number)
+            except OSError as why:
+                failures.append(why)
+
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    begun = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return time.perf_counter() - begun
+
+
+def make_directories(mnt):
+    for thread in range(max(IN_FLIGHT)):
+        os.mkdir(f"{mnt}/{thread}")
+
+
+def make(mnt, name, count, threads):
+    """Makes empty files, each thread in a directory of its own, as the kernel makes one name of a
+    directory at a time; seconds."""
+    mode = stat.S_IFREG | 0o644
+    return in_threads(
+        count, threads, lambda thread, number: os.mknod(f"{mnt}/{thread}/{name}-{number}", mode)
+    )
+
+
+def names_below(directory):
+    """All files below a directory."""
+    return [f"{path}/{name}" for path, _, names in os.walk(directory) for name in names]
+
+
+def pid_of(volume):
+    return json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
+
+
+def mount(volume, mnt):
+    os.makedirs(mnt, exist_ok=True)
+    run(KESTREL, "mount", volume, mnt)
+
+
+def umount(mnt):
+    run(KESTREL, "umount", mnt)
+
+
+def put_ms(store):
+    """One PUT at a time of the store itself, milliseconds."""
+    found = json.loads(run(KESTREL, "objbench", store.url("objbench"), "--only", "measure",
+                           "--threads", 1, "--sizes", "4K", "--seconds", 2, "--json"))
+    rates = {line["operation"]: line["requests_per_second"] for line in found["measurements"]}
+    return 1000 / rates["put"]
+
+
+def creates(store, options, scratch):
+    """Rates and requests of creates, by latency and number in flight."""
+    rows, judged = [], []
+    local = f"{scratch}/local"
+    run(KESTREL, "format", local, "--durability", "commit")
+    mount(local, f"{local}.mnt")
+    make_directories(f"{local}.mnt")
+    for threads in IN_FLIGHT:
+        count = 200 * threads if threads < 256 else 10_000
+        rates = [
+            count / make(f"{local}.mnt", f"{threads}-{turn}", count, threads)
+            for turn in range(options.rounds)
+        ]
+        rows.append({"what": "create", "at": "local disk", "in_flight": threads,
+                     "per_second": statistics.median(rates), "is_ours": False})
+    umount(f"{local}.mnt")
+    for ms in LATENCIES:
+        store.latency(ms)
+        one = put_ms(store)
+        rows.append({"what": "put", "at": f"{ms} ms", "in_flight": 1, "ms": one,
+                     "per_second": 1000 / one, "is_ours": False})
+        volume = f"{scratch}/at-{ms}"
+        run(KESTREL, "format", volume, "--metadata", store.url(f"meta-{ms}"))
+        store.latency(0)
+        mount(volume, f"{volume}.mnt")
+        make_directories(f"{volume}.mnt")
+        store.latency(ms)
+        for threads in IN_FLIGHT:
+            count = {1: 100, 16: 2000, 256: 10_000}[threads]
+            rates, puts = [], []
+            for turn in range(options.rounds):
+                store.counts()
+                rates.append(count / make(f"{volume}.mnt", f"{threads}-{turn}", count, threads))
+                puts.append(store.counts()["requests"]["put"] * 10_000 / count)
+            rows.append({"what": "create", "at": f"{ms} ms", "in_flight": threads,
+                         "per_second": statistics.median(rates),
+                         "puts_per_10000": statistics.median(puts), "is_ours": True})
+            print(f"create at {ms} ms, {threads} in flight: {rows[-1]['per_second']:.0f}/s, "
+                  f"{rows[-1]['puts_per_10000']:.0f} PUTs for 10,000; a PUT takes {one:.1f} ms")
+            if (ms, threads) == (20, 256):
+                put = rows[-1]["puts_per_10000"]
+                judged.append((f"{put:.0f} PUTs for 10,000 creates at 256 in flight and 20 ms "
+                               f"(at most {PUTS_MAX})", put <= PUTS_MAX))
+        names = names_below(f"{volume}.mnt")[:10_000]
+        store.counts()
+        seconds = in_threads(len(names), 16, lambda _, number: os.stat(names[number]))
+        gets = store.counts()["requests"].get("get", 0)
+        rows.append({"what": "stat", "at": f"{ms} ms", "in_flight": 16,
+                     "per_second": len(names) / seconds, "gets": gets, "is_ours": True})
+        umount(f"{volume}.mnt")
+    return rows, judged
+
+
+def recovery(store, options, scratch):
+    """Opening after kill -9, at 20 ms, and the requests of that."""
+    files = 1_000_000 if options.full else 100_000
+    volume = f"{scratch}/killed"
+    store.latency(0)
+    run(KESTREL, "format", volume, "--metadata", store.url("killed"))
+    mount(volume, f"{volume}.mnt")
+    make_directories(f"{volume}.mnt")
+    make(f"{volume}.mnt", "file", files, 64)
+    os.kill(pid_of(volume), signal.SIGKILL)
+    run("umount", "-l", f"{volume}.mnt")
+    store.latency(20)
+    store.counts()
+    begun = time.perf_counter()
+    mount(volume, f"{volume}.mnt")
+    seconds = time.perf_counter() - begun
+    gets = store.counts()["requests"]["get"]
+    cold = time.perf_counter()
+    os.listdir(f"{volume}.mnt/0")
+    cold = time.perf_counter() - cold
+    umount(f"{volume}.mnt")
+    store.latency(0)
+    row = {"what": "recovery", "at": "20 ms", "files": files, "seconds": seconds, "gets": gets,
+           "cold_listing_ms": cold * 1000, "is_ours": True}
+    print(f"recovery of {files} files at 20 ms: {seconds:.2f} s, {gets} GETs; a first listing "
+          f"takes {cold * 1000:.0f} ms")
+    return row, (f"recovery of {files} files at 20 ms: {seconds:.2f} s (at most {RECOVERY_MAX})",
+                 seconds <= RECOVERY_MAX)
+
+
+def plot(path, rows):
+    lines = [
+        (f"{row['what']}, {row['at']}, {row['in_flight']} in flight", row["per_second"],
+         row["is_ours"])
+        for row in rows
+        if "per_second" in row
+    ]
+    bars(path, lines, "/s", digits=0, left=220)
+
+
+def main():
+    options = options_of(__doc__, "bucket", 3).parse_args()
+    with scratch_for(f"{options.out}.json") as scratch:
+        store = Store(scratch)
+        try:
+            rows, judged = creates(store, options, scratch)
+            row, bar = recovery(store, options, scratch)
+            conclude(options.out, [*rows, row], [*judged, bar], plot)
+        finally:
+            store.close()
+
+
+if __name__ == "__main__":
+    main()
