@@ -54,7 +54,8 @@ impl TableIdentity {
         format!("table/{:016x}", self.id)
     }
 
-    fn checksum(&self, place: u64, parts: &[&[u8]]) -> u32 {
+    /// The checksum of something at a place in the object.
+    pub fn checksum(&self, place: u64, parts: &[&[u8]]) -> u32 {
         let mut sum = crc32c::crc32c(&self.uuid);
         for part in [&self.node.to_le_bytes()[..], &self.id.to_le_bytes(), &place.to_le_bytes()] {
             sum = crc32c::crc32c_append(sum, part);

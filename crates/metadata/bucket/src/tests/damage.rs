@@ -85,6 +85,56 @@ fn swapped_objects() {
     }
 }
 
+/// Bytes that were changed, with a checksum that matches: rows or an error, and never a panic, as of
+/// a program that writes something else.
+#[test]
+fn wrong_objects_with_right_checksums() {
+    let identity = TableIdentity { uuid: UUID, node: 0, id: 1 };
+    let mut writer = TableWriter::new(identity);
+    let mut record = LogRecord { epoch: 1, position: 2, nonce: 3, rows: RowChanges::new() };
+    for number in 0..50u32 {
+        let mut key = b"\x01\0\0\0\0\0\0\0\x01".to_vec();
+        key.extend_from_slice(&number.to_be_bytes());
+        let value = (number % 3 > 0).then(|| number.to_be_bytes().repeat(40));
+        writer.add(&key, value.as_deref());
+        record.rows.insert(key.into(), value.map(Into::into));
+    }
+    let (table, of_table) = writer.finish();
+    let head_at = of_table.head as usize;
+    let head = TableHead::decode(identity, of_table.head, &table[head_at..]).unwrap();
+    let (offset, len) = head.place(0).unwrap();
+    let block = table[offset as usize..(offset + len) as usize].to_vec();
+    let log = record.encode((&UUID, 0), 5).to_vec();
+    let mut rng = Rng::new(11);
+    for _ in 0..20_000 {
+        let mut changed = |bytes: &[u8], sum: &dyn Fn(&[u8]) -> u32| {
+            let mut bytes = bytes[..bytes.len() - 4].to_vec();
+            for _ in 0..rng.range(1, 4) {
+                let at = rng.below(bytes.len() as u64) as usize;
+                bytes[at] = rng.next_u64() as u8;
+            }
+            if rng.percent(10) {
+                bytes.truncate(rng.below(bytes.len() as u64 + 1) as usize);
+            }
+            let sum = sum(&bytes);
+            bytes.extend_from_slice(&sum.to_le_bytes());
+            bytes
+        };
+        let bytes = changed(&log, &crc32c::crc32c);
+        let _ = LogRecord::decode((&UUID, 0), 5, &bytes);
+        let bytes = changed(&block, &|bytes| identity.checksum(offset, &[bytes]));
+        if let Ok(block) = head.decode_block(0, &bytes) {
+            let keys = (0..block.rows()).map(|row| block.row(row).unwrap().0);
+            assert!(keys.is_sorted());
+        }
+        let bytes = changed(&table[head_at..], &|bytes| identity.checksum(of_table.head, &[bytes]));
+        if let Ok(head) = TableHead::decode(identity, of_table.head, &bytes) {
+            head.may_have(b"\x01any");
+            (0..head.blocks()).for_each(|block| drop(head.place(block)));
+        }
+    }
+}
+
 /// Objects of a newer format are refused by that, and not called damaged.
 #[test]
 fn newer_formats() {
