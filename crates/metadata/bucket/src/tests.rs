@@ -141,6 +141,46 @@ fn rows_after_flushes_and_merges() {
     });
 }
 
+/// Rows in hundreds of blocks are all found, one by one, many at once and by scans; a scan fetches
+/// many blocks with one request.
+#[test]
+fn tables_of_many_blocks() {
+    let (store, mut rng) = (made(), Rng::new(3));
+    let options = BucketOptions { memory_bytes: 512 << 10, take_over: false };
+    let place = (store.clone() as Arc<dyn NamedStore>, Duration::from_secs(10));
+    let limits = FlushLimits { memtable_bytes: 2 << 20, log_objects: 1000 };
+    let engine = recover::open_with(place, (UUID, 0), (options, limits), no_hook()).unwrap();
+    let mut expected = ExpectedRows::new();
+    for number in 0..4000u32 {
+        let mut value = vec![0; 2000];
+        kestrel_testkit::rng::fill(rng.next_u64(), &mut value);
+        let batch = vec![put(u64::from(number % 50), &number.to_be_bytes(), &value)];
+        apply(&mut expected, &batch);
+        commit(&engine, batch);
+    }
+    engine.sync().unwrap();
+    until("most rows are in tables", || engine.stats().flushes >= 3);
+    engine.forget();
+    let before = store.calls("read");
+    assert_eq!(content(&engine), expected);
+    let requests = store.calls("read") - before;
+    assert!(requests < 60, "{requests} requests for 8 MB");
+    for _ in 0..20 {
+        engine.forget();
+        let keys: Vec<Vec<u8>> = (0..40)
+            .map(|_| expected.keys().nth(rng.below(4000) as usize).unwrap().clone())
+            .collect();
+        let refs: Vec<KeyRef<'_>> = keys.iter().map(|key| KeyRef::decode(key).unwrap()).collect();
+        let mut seen = 0;
+        let mut visit = |index: usize, row: Row<'_>| {
+            assert_eq!(row.value, expected.get(&keys[index]).map(Vec::as_slice));
+            seen += 1;
+        };
+        engine.get_many(&refs, &mut visit).unwrap();
+        assert_eq!(seen, keys.len());
+    }
+}
+
 /// Batches that come while an object is on its way become one object.
 #[test]
 fn group_commit() {

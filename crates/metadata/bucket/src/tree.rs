@@ -11,6 +11,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 
 use kestrel_blockstore::named::NamedStore;
 use kestrel_engine::EngineError;
@@ -25,6 +26,16 @@ use crate::table::{Block, TableHead, TableIdentity, TableRecord};
 
 /// Rows that a cursor copies at a time out of a memtable.
 const COPIED_MAX: usize = 256;
+
+/// Blocks that come with one request on the way through a table, at first and at most, and most
+/// bytes of these.
+const AHEAD_BLOCKS_MIN: usize = 8;
+const AHEAD_BLOCKS_MAX: usize = 128;
+const AHEAD_BYTES_MAX: u64 = 4 << 20;
+
+/// Rows that are looked for at once for which one more thread is worth it, and most threads.
+const LOOKUPS_EACH: usize = 4;
+const LOOKUPS_MAX: usize = 8;
 
 /// Bytes that a row takes in a memtable beside key and value, about.
 const ROW_OVERHEAD: usize = 96;
@@ -266,7 +277,6 @@ impl Tree {
         table: &Table,
         head: &TableHead,
         number: usize,
-        keep: bool,
     ) -> Result<Arc<Block>, EngineError> {
         let key = (table.record.id, number as u64);
         if let Some(Kept::Block(block)) = self.cache.get(&key) {
@@ -275,10 +285,49 @@ impl Tree {
         let place = head.place(number).unwrap_or((0, 0));
         let block = self.read(table, place, |bytes| head.decode_block(number, bytes))?;
         let block = Arc::new(block);
-        if keep {
-            self.cache.insert(key, Kept::Block(block.clone()));
-        }
+        self.cache.insert(key, Kept::Block(block.clone()));
         Ok(block)
+    }
+
+    /// A block on the way through a table: the blocks behind it come with the same request.
+    fn block_ahead(
+        &self,
+        table: &Table,
+        head: &TableHead,
+        number: usize,
+        ahead: &mut ReadAhead,
+        to: &[u8],
+    ) -> Result<Arc<Block>, EngineError> {
+        let key = (table.record.id, number as u64);
+        if let Some(Kept::Block(block)) = self.cache.get(&key) {
+            return Ok(block);
+        }
+        let Some((offset, len)) = head.place(number) else {
+            return self.block(table, head, number);
+        };
+        if !ahead.has(table, offset, len) {
+            let last = head.block_of(to).unwrap_or(0).min(number + ahead.blocks - 1);
+            let ends = (number + 1..=last).filter_map(|block| head.place(block));
+            let ends = ends.map(|(offset, len)| offset + len);
+            let end = ends.take_while(|end| end - offset <= AHEAD_BYTES_MAX).last();
+            let wanted = end.unwrap_or(offset + len) - offset;
+            ahead.bytes = self.fetch(table, offset, wanted)?;
+            (ahead.table, ahead.offset) = (table.record.id, offset);
+            ahead.blocks = (ahead.blocks * 2).min(AHEAD_BLOCKS_MAX);
+        }
+        let at = (offset - ahead.offset) as usize;
+        let bytes = ahead.bytes.get(at..at + len as usize).unwrap_or_default();
+        match head.decode_block(number, bytes) {
+            Ok(block) => {
+                let block = Arc::new(block);
+                if ahead.keep {
+                    self.cache.insert(key, Kept::Block(block.clone()));
+                }
+                Ok(block)
+            }
+            // It may have been damaged on its way.
+            Err(_) => self.block(table, head, number),
+        }
     }
 
     /// What a run says of a key.
@@ -291,7 +340,7 @@ impl Tree {
         let Some(number) = head.block_of(key).filter(|_| head.may_have(key)) else {
             return Ok(None);
         };
-        let block = self.block(table, &head, number, true)?;
+        let block = self.block(table, &head, number)?;
         Ok(block.get(key).map(|value| value.map(Bytes::from)))
     }
 
@@ -334,9 +383,34 @@ impl Tree {
 /// A key with its value, or that it is deleted.
 pub type SourceRow = (Bytes, Option<Bytes>);
 
+/// Bytes of blocks that a way through a table has fetched.
+struct ReadAhead {
+    /// The table, and where its bytes begin.
+    table: u64,
+    offset: u64,
+    bytes: bytes::Bytes,
+    /// Blocks of the next request.
+    blocks: usize,
+    /// Blocks go into the cache.
+    keep: bool,
+}
+
+impl ReadAhead {
+    fn new(keep: bool) -> Self {
+        // A merge reads all; another reader may end soon.
+        let blocks = if keep { AHEAD_BLOCKS_MIN } else { AHEAD_BLOCKS_MAX };
+        Self { table: 0, offset: 0, bytes: bytes::Bytes::new(), blocks, keep }
+    }
+
+    fn has(&self, table: &Table, offset: u64, len: u64) -> bool {
+        let end = self.offset + self.bytes.len() as u64;
+        self.table == table.record.id && self.offset <= offset && offset + len <= end
+    }
+}
+
 enum Rows<'a> {
     Memory(Arc<MemTable>),
-    Run { tree: &'a Tree, run: Arc<Run>, table: usize, block: usize, keep: bool },
+    Run { tree: &'a Tree, run: Arc<Run>, table: usize, block: usize, read_ahead: ReadAhead },
 }
 
 /// Rows of a memtable or run, in order.
@@ -364,7 +438,13 @@ impl<'a> Source<'a> {
     fn of_run(tree: &'a Tree, run: Arc<Run>, (from, to): (&[u8], &[u8]), keep: bool) -> Self {
         let table = run.partition_point(|table| table.record.last.as_slice() < from);
         Self {
-            rows: Rows::Run { tree, run, table, block: usize::MAX, keep },
+            rows: Rows::Run {
+                tree,
+                run,
+                table,
+                block: usize::MAX,
+                read_ahead: ReadAhead::new(keep),
+            },
             ahead: Vec::new(),
             from: Bound::Included(from.to_vec()),
             to: to.to_vec(),
@@ -384,7 +464,7 @@ impl<'a> Source<'a> {
                         self.from = Bound::Excluded(key.to_vec());
                     }
                 }
-                Rows::Run { tree, run, table, block, keep } => {
+                Rows::Run { tree, run, table, block, read_ahead } => {
                     let Some(current) = run.get(*table) else {
                         self.over = true;
                         break;
@@ -405,7 +485,7 @@ impl<'a> Source<'a> {
                         (*table, *block) = (*table + 1, 0);
                         continue;
                     }
-                    let found = tree.block(current, &head, *block, *keep)?;
+                    let found = tree.block_ahead(current, &head, *block, read_ahead, &self.to)?;
                     let first = match from {
                         Bound::Included(key) => found.from(key),
                         Bound::Excluded(_) | Bound::Unbounded => 0,
@@ -477,6 +557,11 @@ impl Sorted for Tree {
     }
 }
 
+fn next_of<'k>(keys: &'k [Vec<u8>], next: &AtomicUsize) -> Option<(usize, &'k Vec<u8>)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    Some((index, keys.get(index)?))
+}
+
 impl RowStore for Tree {
     fn get_many(
         &self,
@@ -484,8 +569,34 @@ impl RowStore for Tree {
         visit: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), EngineError> {
         let view = self.view();
-        for (index, key) in keys.iter().enumerate() {
-            if let Some(value) = self.get(&view, key)? {
+        if keys.len() < LOOKUPS_EACH || view.runs.is_empty() {
+            for (index, key) in keys.iter().enumerate() {
+                if let Some(value) = self.get(&view, key)? {
+                    visit(index, &value);
+                }
+            }
+            return Ok(());
+        }
+        // Each may wait for the store.
+        let next = AtomicUsize::new(0);
+        let look = || -> Result<Vec<(usize, Bytes)>, EngineError> {
+            let mut found = Vec::new();
+            while let Some((index, key)) = next_of(keys, &next) {
+                found.extend(self.get(&view, key)?.map(|value| (index, value)));
+            }
+            Ok(found)
+        };
+        let threads = (keys.len() / LOOKUPS_EACH).min(LOOKUPS_MAX);
+        let found: Vec<_> = thread::scope(|scope| {
+            let looking: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
+            let done = looking.into_iter().map(|looked| {
+                let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
+                looked.join().unwrap_or_else(|_| Err(why()))
+            });
+            done.collect()
+        });
+        for part in found {
+            for (index, value) in part? {
                 visit(index, &value);
             }
         }
