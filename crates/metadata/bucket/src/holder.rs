@@ -164,21 +164,25 @@ pub fn stay(shared: &Arc<EngineShared>, stopper: &Stopper, mut holder: Holder, m
         let written = shared.health.watch(|| shared.store.replace(&name, holder.encode(), &tag));
         match written {
             Ok(Some(new)) => tag = new,
-            Ok(None) => {
-                // Its own beat with a lost answer, or another process.
-                let found = shared.health.watch(|| shared.store.read(&name)).ok().flatten();
-                let own = found.filter(|found| {
-                    Holder::decode(found).is_ok_and(|found| {
-                        (found.epoch, found.pid, &found.boot)
-                            == (holder.epoch, holder.pid, &holder.boot)
-                    })
-                });
-                match own {
-                    Some(own) => tag = own.tag,
-                    None if !stopping => shared.fail(shared.superseded(shared.epoch())),
-                    None => {}
+            // Its own beat with a lost answer, or another process: that has claimed the rows first.
+            Ok(None) => match shared.health.watch(|| shared.store.read(&name)) {
+                Ok(found) => {
+                    let is_own = |found: &NamedObject| {
+                        Holder::decode(found).is_ok_and(|found| {
+                            (found.epoch, found.pid, &found.boot)
+                                == (holder.epoch, holder.pid, &holder.boot)
+                        })
+                    };
+                    if !stopping
+                        && !found.as_ref().is_some_and(is_own)
+                        && let why @ EngineError::Fenced { .. } = shared.superseded(shared.epoch())
+                    {
+                        shared.fail(why);
+                    }
+                    tag = found.map_or(tag, |found| found.tag);
                 }
-            }
+                Err(why) => log::warn!("{}", shared.failed(&why)),
+            },
             Err(why) => log::warn!("{}", shared.failed(&why)),
         }
         if stopping {

@@ -232,6 +232,10 @@ impl Engine for BucketEngine {
         self.shared.health.silence()
     }
 
+    fn confirmations(&self) -> u64 {
+        self.shared.confirmations()
+    }
+
     fn get_many(
         &self,
         keys: &[KeyRef<'_>],

@@ -87,6 +87,7 @@ pub struct EngineShared {
     room: Condvar,
     /// The shard is another process's now, or not what it was: rows must not be read.
     lost: AtomicBool,
+    confirmations: AtomicU64,
 }
 
 /// What an engine is made of.
@@ -133,6 +134,7 @@ impl EngineShared {
             news: Condvar::new(),
             room: Condvar::new(),
             lost: AtomicBool::new(false),
+            confirmations: AtomicU64::new(0),
         }
     }
 
@@ -341,10 +343,19 @@ impl EngineShared {
         self.row_cache.stored(position);
     }
 
-    /// The store takes nothing, being full.
+    /// The store takes nothing, being full. Whether the rows are still this process's it is asked.
     pub fn set_full(&self) {
         self.queue.lock().full = true;
         self.room.notify_all();
+        let held = self.epoch();
+        if self.read_manifest().is_ok_and(|(found, _)| found.epoch == held.0) {
+            self.confirmations.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// [`kestrel_engine::Engine::confirmations`].
+    pub fn confirmations(&self) -> u64 {
+        self.confirmations.load(Ordering::SeqCst)
     }
 
     /// Begins to close: what is queued still goes.

@@ -20,6 +20,7 @@ struct State {
     stopped: Option<bool>,
     hanging: bool,
     dead: bool,
+    full: bool,
 }
 
 pub struct Process {
@@ -60,6 +61,11 @@ impl Process {
     pub fn go_on(&self) {
         self.state.lock().stopped = None;
         self.changed.notify_all();
+    }
+
+    /// It takes no new objects.
+    pub fn fill(&self, full: bool) {
+        self.state.lock().full = full;
     }
 
     pub fn kill(&self) {
@@ -110,6 +116,10 @@ impl Process {
 
 impl NamedStore for Process {
     fn create(&self, name: &str, bytes: Bytes) -> Result<bool> {
+        if self.state.lock().full {
+            let source = std::io::Error::from(std::io::ErrorKind::StorageFull).into();
+            return Err(Error::NoSpace { during: "making an object", source });
+        }
         self.change(|| self.store.create(name, bytes))
     }
 
