@@ -47,6 +47,23 @@ echo new >"$WORK/mnt2/new"
 kill -9 "$pid" && umount -l "$mnt"
 check "unmounts" umount_volume "$WORK/mnt2"
 
+# A process that is stopped for longer than any lease, while another one has the volume and flushes.
+mount_volume "$volume" "$mnt"
+echo before >"$mnt/before"
+pid=$(volume_pid "$volume")
+kill -STOP "$pid"
+check "the volume of a stopped process is taken over" "$KESTREL" mount "$WORK/copy" "$WORK/mnt2" \
+    --allow-other --take-over
+check "what it had acknowledged is there" test "$(cat "$WORK/mnt2/before")" = before
+mkdir "$WORK/mnt2/many"
+for n in $(seq 1200); do echo "$n" >"$WORK/mnt2/many/$n"; done
+kill -CONT "$pid"
+refuses "a process that goes on writes nothing" 'error|fehler' timeout 60 touch "$mnt/stale"
+check "nothing of it is seen" test ! -e "$WORK/mnt2/stale"
+check "nothing of the other one is lost" test "$(find "$WORK/mnt2/many" -type f | wc -l)" = 1200
+kill -9 "$pid" && umount -l "$mnt"
+check "unmounts" umount_volume "$WORK/mnt2"
+
 # A process of this machine that is dead is known to be; one of another machine is waited for.
 mount_volume "$volume" "$mnt"
 kill_mount "$volume" "$mnt"

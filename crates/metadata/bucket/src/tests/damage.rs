@@ -85,8 +85,8 @@ fn swapped_objects() {
     }
 }
 
-/// Bytes that were changed, with a checksum that matches: rows or an error, and never a panic, as of
-/// a program that writes something else.
+/// Bytes that were changed, with a checksum that matches: rows or an error, and never a panic, as
+/// of a program that writes something else.
 #[test]
 fn wrong_objects_with_right_checksums() {
     let identity = TableIdentity { uuid: UUID, node: 0, id: 1 };
