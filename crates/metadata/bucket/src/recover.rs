@@ -3,7 +3,7 @@
 //! 1. The manifest is read, and replaced by one of the next epoch: an earlier process cannot change
 //!    it any more.
 //! 2. The log is read from where the manifest says, several objects at a time, up to the first that
-//!    is missing.
+//!    is missing. There must be no later one.
 //! 3. A fence is made in its place. If that fails an earlier process was faster: its object is
 //!    read, and the next place tried. Once the fence is there an earlier process can add nothing:
 //!    it makes one object at a time, and its next one has the fence's number.
@@ -27,7 +27,7 @@ use kestrel_types::crash;
 use crate::flusher::{FlushLimits, Flusher};
 use crate::health::{Health, failed, read_checked};
 use crate::holder::{self, HOLDER, Holder, Stopper};
-use crate::log::{LogRecord, RowChanges, name};
+use crate::log::{LogRecord, RowChanges, name, number_of};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::sender::Sender;
 use crate::shared::{EngineShared, Parts, Published};
@@ -215,6 +215,16 @@ fn replay(
     }
 }
 
+/// A log object with a higher number than this, if there is one.
+fn later_object(
+    store: &dyn NamedStore,
+    prefix: &str,
+    number: u64,
+) -> Result<Option<u64>, EngineError> {
+    let listed = store.list(&format!("{prefix}log/")).map_err(|why| failed(store, &why))?;
+    Ok(listed.iter().filter_map(|(name, _)| number_of(name)).filter(|it| *it > number).max())
+}
+
 /// See [`crate::peek`].
 pub fn peek(url: &BucketUrl, node: u32, key: &[u8]) -> Result<Option<Box<[u8]>>, EngineError> {
     let store = url.open(false)?;
@@ -358,6 +368,28 @@ pub fn open_with(
     let apply = |rows| memtable.apply(rows);
     let mut log = replay(&*store, &published.manifest, (&uuid, node), apply)?;
     let mut fences = std::mem::take(&mut log.fences);
+    let mut go_on = |log: &LogRead| {
+        let mut rest = published.manifest.clone();
+        (rest.log_first, rest.position) = (log.next, log.position);
+        let mut more = replay(&*store, &rest, (&uuid, node), apply)?;
+        fences.append(&mut more.fences);
+        Ok(more)
+    };
+    // An object that is missing is the end of the log only if there are no later ones: the store
+    // may have lost it. An earlier process may have made it just now.
+    while let Some(later) = later_object(&*store, &prefix, log.next)? {
+        let more = go_on(&log)?;
+        if more.next == log.next {
+            return Err(EngineError::Corrupt(format!(
+                "metadata in a bucket: {prefix}{} is missing, and {prefix}{} is there: the store \
+                 has lost an object that it had acknowledged: bring it back from a copy of the \
+                 bucket, or load a dump of the volume",
+                name(log.next),
+                name(later)
+            )));
+        }
+        log = more;
+    }
     let fence = loop {
         let record = LogRecord { epoch, position: log.position, nonce, rows: RowChanges::new() };
         let name = format!("{prefix}{}", name(log.next));
@@ -371,10 +403,7 @@ pub fn open_with(
         if manifest.epoch > epoch {
             return Err(EngineError::Fenced { held: Epoch(epoch), current: Epoch(manifest.epoch) });
         }
-        let mut rest = published.manifest.clone();
-        (rest.log_first, rest.position) = (log.next, log.position);
-        log = replay(&*store, &rest, (&uuid, node), apply)?;
-        fences.append(&mut log.fences);
+        log = go_on(&log)?;
     };
     fences.push(fence);
     crash::point("bucket.claim.fence");

@@ -59,6 +59,33 @@ fn damaged_objects() {
     }
 }
 
+/// A log object that the store has lost is missed: the rows of later ones are not given up in
+/// silence, nor is the object's place taken.
+#[test]
+fn lost_log_object() {
+    let store = made();
+    let process = process::Process::new(store.clone());
+    let engine = open_on(process.clone(), false).unwrap();
+    for number in 0..9u32 {
+        commit(&engine, vec![put(1, &number.to_be_bytes(), b"row")]);
+        engine.sync().unwrap();
+    }
+    let expected = content(&engine);
+    process.kill();
+    drop(engine);
+    let names = store.list("meta/0/log/").unwrap();
+    let lost = &names[names.len() - 3].0;
+    let kept = store.read(lost).unwrap().unwrap().bytes;
+    store.remove(lost).unwrap();
+    for _ in 0..2 {
+        let why = expect_err(open_on(store.clone(), true));
+        let is_named = why.to_string().contains(&format!("{lost} is missing"));
+        assert!(matches!(why, EngineError::Corrupt(_)) && is_named, "{why}");
+    }
+    assert!(store.create(lost, kept).unwrap());
+    assert_eq!(content(&open_on(store, true).unwrap()), expected);
+}
+
 /// A table or a log object in the place of another one is found out.
 #[test]
 fn swapped_objects() {
