@@ -19,7 +19,8 @@ check "nothing is left of that" test ! -e "$volume/kestrel.json"
 refuses "a store without conditional puts" 'ignores If-None-Match' timeout 60 "$KESTREL" format \
     "$volume" --metadata "$url&conditional-put=false"
 
-check "format" "$KESTREL" format "$volume" --metadata "$url" --storage "$(volume_url data)"
+check "format, with file data below the same prefix" "$KESTREL" format "$volume" \
+    --metadata "$url" --storage "$url"
 check "there is no metadata in the directory" test ! -e "$volume/meta"
 refuses "another volume does not go to the same prefix" 'belongs to node 0 of the volume' \
     "$KESTREL" format "$WORK/other" --metadata "$url"
@@ -110,7 +111,7 @@ check "fsck --data finds nothing" fsck_volume "$volume" --data
 echo "-- dump and load"
 check "dump" "$KESTREL" dump "$volume" "$WORK/dump"
 check "loaded into a directory" "$KESTREL" load "$WORK/dump" "$WORK/embedded" \
-    --storage "file://$WORK/objects" --objects "$(volume_url data)"
+    --storage "file://$WORK/objects" --objects "$url"
 check "and from there into a bucket" bash -c "'$KESTREL' dump '$WORK/embedded' '$WORK/dump2' &&
     '$KESTREL' load '$WORK/dump2' '$WORK/again' --objects '$WORK/objects' \
     --metadata '$(volume_url again)'"
