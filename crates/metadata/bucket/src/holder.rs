@@ -173,13 +173,19 @@ pub fn stay(shared: &Arc<EngineShared>, stopper: &Stopper, mut holder: Holder, m
                                 == (holder.epoch, holder.pid, &holder.boot)
                         })
                     };
-                    if !stopping
-                        && !found.as_ref().is_some_and(is_own)
+                    let is_own = found.as_ref().is_some_and(is_own);
+                    let before = tag.clone();
+                    tag = found.map_or(tag, |found| found.tag);
+                    if !is_own
+                        && !stopping
                         && let why @ EngineError::Fenced { .. } = shared.superseded(shared.epoch())
                     {
                         shared.fail(why);
                     }
-                    tag = found.map_or(tag, |found| found.tag);
+                    if is_own && stopping && tag != before {
+                        // That it lets go is not written yet.
+                        continue;
+                    }
                 }
                 Err(why) => log::warn!("{}", shared.failed(&why)),
             },
