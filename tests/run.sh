@@ -222,7 +222,7 @@ done
 # s3-compare). They run when they are named or with KESTREL_NIGHTLY=1.
 at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
 at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-semantics)
-at_night+=(bucket-nodes-snapshots bucket-nodes-compare)
+at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.
