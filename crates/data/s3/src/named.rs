@@ -49,14 +49,12 @@ impl S3Named {
     pub fn open(options: S3Options, probes: bool) -> std::result::Result<Self, OpenError> {
         let mut store = connect(options)?;
         store.conditional_put = true;
-        let limits = store.client.limits().deadline;
-        let named = Self { store };
+        let mut named = Self { store };
         if probes {
             named.probe()?;
         }
-        let Self { mut store } = named;
-        store.client.deadline = limits;
-        Ok(Self { store })
+        named.store.client.deadline = named.store.client.limits().deadline;
+        Ok(named)
     }
 
     fn lacks(&self, what: &str) -> OpenError {

@@ -23,7 +23,7 @@ pub const HOLDER: &str = "holder";
 const BEAT: Duration = Duration::from_secs(5);
 
 /// A process that has not written it for so long has ended, or cannot write. Stores count seconds.
-pub const SILENT: Nanos = 17 * SECOND;
+const SILENT: Nanos = 17 * SECOND;
 
 /// The object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

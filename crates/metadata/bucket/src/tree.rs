@@ -10,7 +10,7 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use kestrel_blockstore::named::NamedStore;
@@ -178,9 +178,6 @@ pub struct Tree {
     cache: Cache<(u64, u64), Kept, Weight>,
     /// Names of objects to be removed.
     removed: Arc<Mutex<Vec<String>>>,
-    /// Rows looked for in tables, and blocks and heads fetched for them.
-    pub lookups: AtomicU64,
-    pub fetched: AtomicU64,
 }
 
 impl Tree {
@@ -200,8 +197,6 @@ impl Tree {
             view: RwLock::default(),
             cache: Cache::with_weighter(items, cache_bytes, Weight),
             removed: Arc::default(),
-            lookups: AtomicU64::new(0),
-            fetched: AtomicU64::new(0),
         }
     }
 
@@ -223,12 +218,16 @@ impl Tree {
         Arc::new(Table { record, identity, obsolete, removed })
     }
 
-    /// Runs as a manifest has them.
+    /// Runs as a manifest has them. Tables that readers see now stay what they are: an object goes
+    /// with the last reader of its table.
     pub fn runs(&self, records: &[Vec<TableRecord>]) -> Vec<Arc<Run>> {
-        let run = |run: &Vec<TableRecord>| {
-            Arc::new(run.iter().map(|record| self.table(record.clone())).collect::<Run>())
+        let view = self.view();
+        let table = |record: &TableRecord| {
+            let mut known = view.runs.iter().flat_map(|run| run.iter());
+            let known = known.find(|table| table.record.id == record.id);
+            known.cloned().unwrap_or_else(|| self.table(record.clone()))
         };
-        records.iter().map(run).collect()
+        records.iter().map(|run| Arc::new(run.iter().map(table).collect::<Run>())).collect()
     }
 
     /// Objects that nobody needs any more.
@@ -238,7 +237,6 @@ impl Tree {
 
     fn fetch(&self, table: &Table, offset: u64, len: u64) -> Result<bytes::Bytes, EngineError> {
         let name = format!("{}{}", self.prefix, table.identity.name());
-        self.fetched.fetch_add(1, Ordering::Relaxed);
         let read = self.health.watch(|| self.store.read_range(&name, offset, len));
         read.map_err(|why| failed(&*self.store, &why))
     }
@@ -354,7 +352,6 @@ impl Tree {
                 return Ok(found);
             }
         }
-        self.lookups.fetch_add(1, Ordering::Relaxed);
         for run in &view.runs {
             if let Some(found) = self.get_in(run, key)? {
                 return Ok(found);
@@ -363,13 +360,13 @@ impl Tree {
         Ok(None)
     }
 
-    /// A cursor over rows of a view, deleted ones among them. `keep`: blocks go into the cache.
-    pub fn merged<'a>(&'a self, view: &View, (from, to): (&[u8], &[u8]), keep: bool) -> Merged<'a> {
+    /// A cursor over rows of a view, deleted ones among them.
+    fn merged<'a>(&'a self, view: &View, (from, to): (&[u8], &[u8])) -> Merged<'a> {
         let memtables = std::iter::once(&view.active).chain(&view.frozen);
         let mut sources: Vec<Source<'a>> =
             memtables.map(|memtable| Source::of_memtable(memtable.clone(), from, to)).collect();
         let runs = view.runs.iter();
-        sources.extend(runs.map(|run| Source::of_run(self, run.clone(), (from, to), keep)));
+        sources.extend(runs.map(|run| Source::of_run(self, run.clone(), (from, to), true)));
         Merged { sources }
     }
 
@@ -553,7 +550,7 @@ impl Cursor for Merged<'_> {
 
 impl Sorted for Tree {
     fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
-        Box::new(self.merged(&self.view(), (from, to), true))
+        Box::new(self.merged(&self.view(), (from, to)))
     }
 }
 
