@@ -14,6 +14,7 @@ use bytes::Bytes;
 use kestrel_blockstore::error::Error;
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
+use kestrel_types::hex::to_hex;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +82,7 @@ impl S3Store {
         let marker = Marker {
             magic: MAGIC.to_string(),
             layout_version: LAYOUT_VERSION,
-            volume: hex(volume),
+            volume: to_hex(&volume),
             created: SystemClock.now(),
             conditional_put: store.conditional_put,
         };
@@ -192,7 +193,9 @@ fn check(marker: &Marker, volume: Option<[u8; 16]>, options: &S3Options) -> Resu
     if marker.layout_version != LAYOUT_VERSION {
         return Err(OpenError::Newer { url: url(), version: marker.layout_version });
     }
-    if let Some(wanted) = volume.map(hex).filter(|wanted| *wanted != marker.volume) {
+    if let Some(wanted) =
+        volume.map(|volume| to_hex(&volume)).filter(|wanted| *wanted != marker.volume)
+    {
         return Err(OpenError::OtherVolume { url: url(), found: marker.volume.clone(), wanted });
     }
     Ok(())
@@ -308,10 +311,6 @@ pub(crate) fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenErr
     });
     tried.map_err(|failure| open_error(&store.client, failure))
 }
-fn hex(bytes: [u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// What the failure of a request means while a store is created or opened.
 pub(crate) fn open_error(client: &Client, failure: Failure) -> OpenError {
     let options = &client.options;

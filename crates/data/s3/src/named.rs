@@ -7,7 +7,6 @@ use bytes::Bytes;
 use kestrel_blockstore::error::Result;
 use kestrel_blockstore::named::{ETag, NamedObject, NamedStore};
 use kestrel_types::clock::{Clock, SystemClock};
-use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::{
     GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     UpdateVersion,
@@ -25,7 +24,7 @@ use crate::store::S3Store;
 use crate::store::put::{Kept, unique};
 use crate::wire::Trace;
 
-/// Most keys in one answer of a listing.
+/// Keys of a page of a listing.
 const KEYS_MAX: usize = 1000;
 
 /// What a request gives.
@@ -199,32 +198,6 @@ impl S3Named {
         }
     }
 
-    /// A page of a listing, and the token with which the store goes on.
-    async fn page(&self, below: &str, token: Option<String>) -> Done<NamesPage> {
-        let client = &self.store.client;
-        let prefix = client.options.key(below);
-        let own = prefix.len() - below.len();
-        let once = async || -> Attempt<NamesPage> {
-            let list_options = PaginatedListOptions {
-                max_keys: Some(KEYS_MAX),
-                page_token: token.clone(),
-                ..PaginatedListOptions::default()
-            };
-            let page = client.s3.list_paginated(Some(&prefix), list_options).await?;
-            let mut names = Vec::with_capacity(page.result.objects.len());
-            for meta in page.result.objects {
-                let full = meta.location.as_ref();
-                let name = full.get(own..).filter(|_| full.starts_with(&prefix));
-                let name = name.ok_or_else(|| {
-                    Fault::inconsistent(format!("the listing of {prefix} has the key {full}"))
-                })?;
-                names.push((name.to_string(), meta.size));
-            }
-            Ok(NamesPage { names, token: page.page_token })
-        };
-        client.request(Direction::Down, 0, once).await
-    }
-
     async fn delete(&self, name: &str) -> Done<()> {
         let path = self.store.client.path(name);
         let once = async || -> Attempt<()> { Ok(self.store.client.s3.delete(&path).await?) };
@@ -233,12 +206,6 @@ impl S3Named {
             other => other,
         }
     }
-}
-
-/// Part of a listing.
-struct NamesPage {
-    names: Vec<(String, u64)>,
-    token: Option<String>,
 }
 
 /// The body of an answer, which has to be as long as was announced.
@@ -268,15 +235,18 @@ impl NamedStore for S3Named {
     }
 
     fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
-        let (mut all, mut token) = (Vec::new(), None);
+        let root = below.trim_end_matches('/');
+        let (mut all, mut after) = (Vec::new(), None);
         loop {
-            let page = || self.block(self.page(below, token.take()));
-            let page = self.call("listing named objects", page)?;
-            all.extend(page.names);
-            token = page.token;
-            if token.is_none() {
+            let page = || self.block(self.store.keys_below(root, after.as_deref(), KEYS_MAX));
+            let (keys, next) = self.call("listing named objects", page)?;
+            // The folder's own key, as consoles make it, is none of them.
+            let keys = keys.into_iter().filter(|(name, ..)| name.starts_with(below));
+            all.extend(keys.map(|(name, size, _)| (name, size)));
+            if next.is_none() {
                 return Ok(all);
             }
+            after = next;
         }
     }
 

@@ -35,19 +35,37 @@ struct Answer {
     token: Option<String>,
 }
 
+/// Keys of a page with size and time, and the last one if there are more.
+pub(crate) type KeysPage = (Vec<(String, u64, i64)>, Option<String>);
+
 impl S3Store {
-    /// One page.
+    /// One page of objects.
     pub(crate) async fn page(&self, after: Option<&str>, limit: usize) -> Result<Page, Failure> {
+        let (keys, next) = self.keys_below(key::ROOT, after, limit).await?;
+        Ok(paged(keys, next))
+    }
+
+    /// One page of the keys below a folder, behind a key; keys are given without the store's
+    /// prefix.
+    pub(crate) async fn keys_below(
+        &self,
+        root: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<KeysPage, Failure> {
         let limit = limit.clamp(1, KEYS_MAX);
         for _ in 0..CONTRADICTIONS_MAX {
-            let answer = self.answer_with_keys(after, limit).await?;
+            let answer = self.answer_with_keys(root, after, limit).await?;
             let last = answer.keys.last().map(|(name, ..)| name.clone());
             let more = match &answer.token {
                 Some(_) => true,
-                None => !self.answer(last.as_deref().or(after), 1, None).await?.keys.is_empty(),
+                None => {
+                    let behind = last.as_deref().or(after);
+                    !self.answer(root, behind, 1, None).await?.keys.is_empty()
+                }
             };
             if last.is_some() || !more {
-                return Ok(paged(answer.keys, last.filter(|_| more)));
+                return Ok((answer.keys, last.filter(|_| more)));
             }
             // There was nothing, and then something behind it: written just now, or the store
             // contradicts itself.
@@ -56,13 +74,18 @@ impl S3Store {
     }
 
     /// An answer that has keys, unless there are no more.
-    async fn answer_with_keys(&self, after: Option<&str>, limit: usize) -> Result<Answer, Failure> {
-        let mut answer = self.answer(after, limit, None).await?;
+    async fn answer_with_keys(
+        &self,
+        root: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Answer, Failure> {
+        let mut answer = self.answer(root, after, limit, None).await?;
         for _ in 0..EMPTY_ANSWERS_MAX {
             if !answer.keys.is_empty() || answer.token.is_none() {
                 return Ok(answer);
             }
-            answer = self.answer(after, limit, answer.token).await?;
+            answer = self.answer(root, after, limit, answer.token).await?;
         }
         Err(contradiction("the store goes on and on without giving a key"))
     }
@@ -70,14 +93,15 @@ impl S3Store {
     /// Requests keys after `after`, or from a token on.
     async fn answer(
         &self,
+        root: &str,
         after: Option<&str>,
         limit: usize,
         token: Option<String>,
     ) -> Result<Answer, Failure> {
         let options = &self.client.options;
-        let prefix = options.key(&format!("{}/", key::ROOT));
+        let prefix = options.key(&format!("{root}/"));
         // Names are given without the store's prefix, which is what cursors are too.
-        let own = prefix.len() - key::ROOT.len() - 1;
+        let own = prefix.len() - root.len() - 1;
         let folder = &prefix[..prefix.len() - 1];
         let once = async || -> Attempt<Answer> {
             let list_options = PaginatedListOptions {
