@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::accesses::AtimeMode;
 use crate::error::VolumeError;
-use crate::hex::to_hex;
+use kestrel_types::hex::to_hex;
 
 mod cluster;
 mod coding;

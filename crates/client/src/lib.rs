@@ -56,7 +56,7 @@
 //! | `disk_space` | how much of a disk a volume takes for itself |
 //! | `object_ids` | object numbers at hand |
 //! | `recovery` | after a power cut, no change survives without its data |
-//! | [`error`], [`hex`] | why a volume cannot be used; bytes as text |
+//! | [`error`] | why a volume cannot be used |
 //!
 //! # Invariants
 //!
@@ -78,7 +78,6 @@ mod file;
 pub mod fs;
 mod groups;
 mod held_locks;
-pub mod hex;
 mod inode_table;
 mod kept_inodes;
 pub mod keys;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use kestrel_admin::recording::Recording;
 use kestrel_client::descriptor::random;
-use kestrel_client::hex::to_hex;
 use kestrel_client::volume::scratch_room;
+use kestrel_types::hex::to_hex;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

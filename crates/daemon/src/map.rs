@@ -7,12 +7,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
-use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, ChangeStats, Phase};
 use kestrel_cluster::host::NodeHost;
 use kestrel_cluster::lease::LeaseStats;
 use kestrel_engine::Engine;
+use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::slot_map::MEMBERS_MAX;
 use kestrel_types::placement::{NodeId, PlacementMap};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use kestrel_client::descriptor::random;
-use kestrel_client::hex::to_hex;
+use kestrel_types::hex::to_hex;
 use log::LevelFilter;
 
 use crate::background;

@@ -58,6 +58,7 @@
 //! | [`placement`] | slots, exceptions, the placement map |
 //! | [`wire`] | messages of the protocol and their bytes |
 //! | [`codec`] | bounds-checked reading of rows and frames |
+//! | [`hex`] | bytes as text |
 //! | [`token`], [`security`] | records of tokens; how far a connection can be trusted |
 //! | [`lock_ranges`] | the byte ranges of a file that one owner has locked |
 //! | [`clock`] | time as a trait, so that tests decide what time it is |
@@ -82,6 +83,7 @@ pub mod entry;
 pub mod error;
 pub mod extent;
 pub mod feed;
+pub mod hex;
 pub mod ids;
 pub mod inode;
 pub mod key;

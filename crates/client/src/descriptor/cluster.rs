@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::secret::{SECRET_BYTES, authority_of, random};
 use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER};
 use crate::error::VolumeError;
-use crate::hex::{from_hex, to_hex};
 use crate::url::{ADDRESSES_MAX, Ca, RemoteUrl};
+use kestrel_types::hex::{from_hex, to_hex};
 
 /// Bytes of the word that a directory is born with.
 const NODE_UUID_BYTES: usize = 8;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Descriptor;
 use crate::error::VolumeError;
-use crate::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 
 /// Bytes of the word by which the nodes of a cluster know each other.
 pub const SECRET_BYTES: usize = 16;

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::file::{self, VOLUME_KEY_BYTES};
 use crate::descriptor::WrappedKey;
 use crate::error::VolumeError;
-use crate::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 
 /// Bytes of the authentication tag.
 const TAG_BYTES: usize = 16;

@@ -6,8 +6,8 @@ use kestrel_rpc::client::Remote;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use crate::hex::from_hex;
 use crate::url::is_anywhere;
+use kestrel_types::hex::from_hex;
 
 /// How long a node has to say where others are.
 const ADDRESS_TIME: Duration = Duration::from_secs(1);
@@ -75,7 +75,7 @@ mod tests {
     use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
     use super::*;
-    use crate::hex::to_hex;
+    use kestrel_types::hex::to_hex;
 
     #[test]
     fn parts_of_a_table_are_of_one_moment() {

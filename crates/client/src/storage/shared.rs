@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::{Base, ObjectsUrl, Storage, StoreOptions};
 use crate::descriptor::{Descriptor, random};
 use crate::error::VolumeError;
-use crate::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 
 /// Random bytes of the word.
 const WORD_BYTES: usize = 16;

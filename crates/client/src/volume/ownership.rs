@@ -13,7 +13,7 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 use super::{MountedVolume, Volume};
 use crate::descriptor::{ClusterSection, Descriptor, RowsAt};
 use crate::error::VolumeError;
-use crate::hex::to_hex;
+use kestrel_types::hex::to_hex;
 
 /// Within a node's directory: those of the nodes that its machine serves in the place of others.
 const NODES_DIR: &str = "nodes";

@@ -11,7 +11,7 @@ use kestrel_types::placement::{Member, NodeId, PlacementMap};
 
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
-use crate::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 
 /// How a token begins; the number is its version.
 const PREFIX: &str = "kestrel-cluster-1:";

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use kestrel_admin::cluster_view::{ClusterView, ClusterViewBuilder};
 use kestrel_admin::cut::{Copying, Cut, CutError};
-use kestrel_client::hex::from_hex;
 use kestrel_client::volume::scratch_reserve;
+use kestrel_types::hex::from_hex;
 use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};
 

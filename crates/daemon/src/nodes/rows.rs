@@ -1,7 +1,7 @@
 //! The rows of one node, fetched page by page.
 
 use kestrel_admin::rows::Row;
-use kestrel_client::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@
 //! the end, or what the next question takes for `after`.
 
 use kestrel_client::fs::unexpected;
-use kestrel_client::hex::{from_hex, to_hex};
+use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::request::{Answer, Op};

@@ -5,10 +5,10 @@
 //! that has been superseded changes nothing any more.
 
 use kestrel_engine::EngineError;
+use kestrel_types::hex::to_hex;
 use serde::{Deserialize, Serialize};
 
 use crate::Uuid;
-use crate::hex::digits;
 use crate::table::TableRecord;
 use crate::wire::corrupt;
 
@@ -65,7 +65,7 @@ impl Manifest {
         Self {
             magic: MAGIC.into(),
             format: FORMAT,
-            volume: digits(uuid),
+            volume: to_hex(uuid),
             node,
             epoch: 0,
             revision: 0,
@@ -132,13 +132,13 @@ impl Manifest {
     /// # Errors
     /// `Refused`.
     pub fn check(&self, uuid: &Uuid, node: u32, shown: &str) -> Result<(), EngineError> {
-        if self.volume != digits(uuid) || self.node != node {
+        if self.volume != to_hex(uuid) || self.node != node {
             return Err(EngineError::Refused(format!(
                 "metadata in a bucket: {shown} belongs to node {} of the volume {}, not to node \
                  {node} of {}: another bucket or prefix is meant",
                 self.node,
                 self.volume,
-                digits(uuid)
+                to_hex(uuid)
             )));
         }
         Ok(())

@@ -23,6 +23,7 @@ use kestrel_blockstore::named::{NamedObject, NamedStore};
 use kestrel_engine::{BeforeSync, EngineError, Epoch};
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
+use kestrel_types::hex::from_hex;
 
 use crate::flusher::{FlushLimits, Flusher};
 use crate::health::{Health, failed, read_checked};
@@ -269,7 +270,7 @@ fn look(
 }
 
 fn uuid_of(manifest: &Manifest) -> Result<Uuid, EngineError> {
-    let digits = crate::hex::parse(&manifest.volume);
+    let digits = from_hex(&manifest.volume);
     digits
         .and_then(|bytes| bytes.try_into().ok())
         .ok_or_else(|| crate::wire::corrupt(MANIFEST, "its volume is no identity"))

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kestrel_engine::{EngineError, Epoch};
+use kestrel_types::hex::to_hex;
 use kestrel_types::ids::Position;
 use serde_json::{Value, json};
 
@@ -246,10 +247,6 @@ async fn read_all(
     }
 }
 
-fn hex(uuid: &Uuid) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn meta_key(url: &EtcdUrl) -> String {
     format!("{}/meta", url.prefix)
 }
@@ -273,7 +270,7 @@ pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), E
         Some(format) if format > VERSION => refused(format!(
             "it has format {format}, newer than this program knows ({VERSION}); use a newer program"
         )),
-        Some(_) if meta.get("volume").and_then(Value::as_str) != Some(&hex(uuid)) => {
+        Some(_) if meta.get("volume").and_then(Value::as_str) != Some(&to_hex(uuid)) => {
             refused("the prefix belongs to another volume; use another one".into())
         }
         Some(_) => Ok(()),
@@ -309,7 +306,7 @@ pub async fn create(
                 String::from_utf8_lossy(&name)
             )));
         }
-        let meta = json!({ "format": VERSION, "volume": hex(uuid) }).to_string();
+        let meta = json!({ "format": VERSION, "volume": to_hex(uuid) }).to_string();
         put_new(client, &meta_key(url), meta.as_bytes(), 0, until).await?;
     }
     add_shard(client, shard, uuid, until).await

@@ -1,8 +1,7 @@
 //! What is in the database (`docs/format/postgres.md`).
 
-use std::fmt;
-
 use kestrel_engine::{EngineError, Epoch};
+use kestrel_types::hex::to_hex;
 use kestrel_types::ids::Position;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, GenericClient};
@@ -90,14 +89,6 @@ pub struct ShardRecord {
     pub position: Position,
 }
 
-fn hex(uuid: &Uuid) -> String {
-    uuid.iter().fold(String::new(), |mut out, byte| {
-        // Writing to a string cannot fail.
-        let _ = fmt::Write::write_fmt(&mut out, format_args!("{byte:02x}"));
-        out
-    })
-}
-
 /// What is in a schema beside the tables of a volume, one of it in words: everything that would
 /// keep an empty schema from being dropped.
 async fn foreign<C: GenericClient>(
@@ -166,7 +157,7 @@ pub async fn create(client: &mut Client, schema: &str, uuid: &Uuid) -> Result<()
              PRIMARY KEY (shard, key)); \
              ALTER TABLE {schema}.row ALTER COLUMN value SET STORAGE EXTERNAL; \
              INSERT INTO {schema}.meta VALUES ({VERSION}, '{uuid}')",
-            uuid = hex(uuid),
+            uuid = to_hex(uuid),
         );
         transaction.batch_execute(&make).await.map_err(making)?;
     }
@@ -211,7 +202,7 @@ pub async fn check<C: GenericClient>(
              knows ({VERSION}); use a newer program"
         )));
     }
-    if volume != hex(uuid) {
+    if volume != to_hex(uuid) {
         return Err(EngineError::Refused(format!(
             "metadata in PostgreSQL: schema {schema} belongs to another volume; use another one \
              (?schema=NAME)"

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::hex::from_hex;
 use kestrel_client::remote::address;
 use kestrel_client::volume::Token;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::duration_arg;
+use kestrel_types::hex::from_hex;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_balancer::slots::resize;
-use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{NodeFanOut, RemoteUrl};
 use kestrel_daemon::failure::Failure;
+use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};

@@ -14,6 +14,7 @@ use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
+use kestrel_types::hex::to_hex;
 
 use super::{ETag, NamedObject, NamedStore};
 use crate::error::{Error, Result};
@@ -35,8 +36,7 @@ fn failed(during: &'static str) -> impl Fn(io::Error) -> Error {
 }
 
 fn tag_of(bytes: &[u8]) -> ETag {
-    let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    to_hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
 }
 
 impl LocalNamed {

@@ -1,5 +1,7 @@
 //! Objects that were changed behind the engine's back, and the bytes of the formats.
 
+use kestrel_types::hex::{from_hex, to_hex};
+
 use super::*;
 use crate::log::{LogRecord, RowChanges};
 use crate::manifest::Manifest;
@@ -188,7 +190,7 @@ fn newer_formats() {
 /// Objects as they were written by the first version that had the format are read for ever.
 #[test]
 fn objects_of_the_first_version() {
-    let bytes = |digits: &str| hex::parse(digits.trim()).unwrap();
+    let bytes = |digits: &str| from_hex(digits.trim()).unwrap();
     let key: &[u8] = b"\x01\0\0\0\0\0\0\0\x01name";
     let rows = RowChanges::from([(key.into(), Some((*b"value").into()))]);
     let record = LogRecord { epoch: 2, position: 3, nonce: 4, rows };
@@ -226,8 +228,8 @@ fn write_objects() {
     manifest.runs = vec![vec![of_table]];
     let text = String::from_utf8(manifest.encode()).unwrap();
     for (name, text) in [
-        ("log.hex", hex::digits(&record.encode((&UUID, 1), 5))),
-        ("table.hex", hex::digits(&table)),
+        ("log.hex", to_hex(&record.encode((&UUID, 1), 5))),
+        ("table.hex", to_hex(&table)),
         ("manifest.json", text),
     ] {
         let path = format!("{}/src/tests/vectors/{name}", env!("CARGO_MANIFEST_DIR"));
