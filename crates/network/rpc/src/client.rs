@@ -477,12 +477,15 @@ impl Remote {
     /// The node is at this address by now, and nowhere else: it is connected to there at once. A
     /// connection to another address is given up.
     pub fn redirect(&self, address: &str) {
-        let is_other = self.shared.route.lock().redirect(address);
+        let (is_other, moves) = {
+            let mut route = self.shared.route.lock();
+            (route.redirect(address), route.moves())
+        };
         // A thread that is about to wait has looked with this held.
         drop(self.shared.life.lock());
         self.shared.changed.notify_all();
         if is_other {
-            self.shared.writer.cut();
+            self.shared.writer.cut_before(moves);
         }
     }
 

@@ -186,7 +186,7 @@ impl Reader<'_> {
     /// Uses a connection to its end; answers why it ended.
     fn serve(&mut self, socket: Arc<Socket>, moves: u64) -> String {
         let shared = self.shared;
-        shared.writer.install(socket.clone());
+        shared.writer.install(socket.clone(), moves);
         // A thread that redirects this client later finds this connection and cuts it.
         if shared.is_elsewhere(moves) {
             shared.writer.remove();

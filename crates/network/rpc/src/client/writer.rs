@@ -45,7 +45,14 @@ pub(super) struct SocketWriter {
     handed_over: AtomicBool,
     /// The present connection, to be cut by any thread that finds it dead, even while another one
     /// writes.
-    present: Mutex<Option<Arc<Socket>>>,
+    present: Mutex<Option<Present>>,
+}
+
+/// The present connection.
+struct Present {
+    socket: Arc<Socket>,
+    /// How often the node had moved when the reader chose the address.
+    moves: u64,
 }
 
 impl SocketWriter {
@@ -70,9 +77,9 @@ impl SocketWriter {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// A new connection.
-    pub fn install(&self, socket: Arc<Socket>) {
-        *self.present.lock() = Some(socket.clone());
+    /// A new connection, to an address chosen after the node had moved `moves` times.
+    pub fn install(&self, socket: Arc<Socket>, moves: u64) {
+        *self.present.lock() = Some(Present { socket: socket.clone(), moves });
         *self.state.lock() = WriteState { socket: Some(socket), ..WriteState::default() };
         self.stuck.store(false, Ordering::Relaxed);
     }
@@ -87,15 +94,23 @@ impl SocketWriter {
 
     /// Cuts the present connection; the reader finds out.
     pub fn cut(&self) {
-        if let Some(socket) = &*self.present.lock() {
-            socket.cut();
+        self.cut_before(u64::MAX);
+    }
+
+    /// Cuts the present connection if the node has moved since: `moves` times by now. The reader
+    /// may have connected to the new address already, and that connection stays.
+    pub fn cut_before(&self, moves: u64) {
+        if let Some(present) = &*self.present.lock()
+            && present.moves < moves
+        {
+            present.socket.cut();
         }
     }
 
     /// All messages are written: the node sees the end after the last byte, and closes.
     pub fn finish(&self) {
-        if let Some(socket) = &*self.present.lock() {
-            socket.finish();
+        if let Some(present) = &*self.present.lock() {
+            present.socket.finish();
         }
     }
 }
@@ -217,5 +232,28 @@ impl Shared {
         }
         (state.bytes, state.written) = (Vec::new(), 0);
         self.writer.stuck.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A thread that redirects the client, and is slow, cuts a connection to the old address and
+    /// none that the reader has made to the new one meanwhile.
+    #[test]
+    fn slow_redirect_beside_a_fast_dial() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let writer = SocketWriter::default();
+        for (made_at, is_cut) in [(0, true), (1, false)] {
+            let socket = Arc::new(Socket::clear(TcpStream::connect(address).unwrap()));
+            writer.install(socket.clone(), made_at);
+            writer.cut_before(1);
+            let ready = socket.wait(true, Duration::ZERO).unwrap();
+            assert_eq!(ready.read, is_cut, "made at {made_at}: a cut connection is at its end");
+        }
     }
 }
