@@ -13,11 +13,13 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kestrel_blockstore::named::{LocalNamed, NamedStore};
 use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression};
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_blockstore::store::{BlockStore, TieredDirs, key};
+use kestrel_bucket::version::{VersionPlace, VersionRegistry};
 use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
-use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
+use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Named, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
 
 use crate::descriptor::{Descriptor, Settings};
@@ -79,6 +81,7 @@ impl Default for StoreOptions {
 }
 
 /// Where the settings say the objects are.
+#[derive(Clone)]
 enum ObjectsUrl {
     Dir(PathBuf),
     S3(S3Options),
@@ -202,8 +205,10 @@ pub(crate) fn erase(
 ) -> Result<(), VolumeError> {
     match ObjectsUrl::of(dir, &descriptor.settings, options)? {
         ObjectsUrl::S3(s3) => {
-            // Its dumps first: as long as there are objects the volume's marker stays, and it can
-            // be repeated.
+            // Its versions and dumps first: as long as there are objects the volume's marker stays,
+            // and it can be repeated.
+            let versions = VersionsUrl::of(ObjectsUrl::S3(s3.clone()), descriptor).open(false)?;
+            versions.remove_all().map_err(VolumeError::engine)?;
             for place in [s3.clone().below(key::DUMPS), s3] {
                 match S3Store::erase(place, descriptor.uuid_bytes()) {
                     // Nothing of this volume is there.
@@ -230,6 +235,39 @@ pub struct Storage {
     /// Copies of whole files in the cache directories, or why there can be none.
     pub whole: Result<WholeCopies, &'static str>,
     base: Base,
+    versions: VersionsUrl,
+}
+
+/// Where the published versions of a volume are.
+struct VersionsUrl {
+    place: ObjectsUrl,
+    volume: [u8; 16],
+    /// New objects of the volume are encrypted.
+    encrypted: bool,
+}
+
+impl VersionsUrl {
+    fn of(place: ObjectsUrl, descriptor: &Descriptor) -> Self {
+        let coding = descriptor.coding.as_ref();
+        let encryption = coding.and_then(|coding| coding.encryption.as_ref());
+        let encrypted = encryption.is_some_and(|encryption| encryption.active);
+        Self { place, volume: descriptor.uuid_bytes(), encrypted }
+    }
+
+    /// Opens it; `probes`: it is tried whether the store has conditional puts.
+    fn open(&self, probes: bool) -> Result<VersionRegistry, VolumeError> {
+        let store: Arc<dyn NamedStore> = match &self.place {
+            ObjectsUrl::S3(s3) => {
+                let below = s3.clone().below(key::VERSIONS);
+                Arc::new(S3Named::open(below, probes).map_err(refused)?)
+            }
+            ObjectsUrl::Dir(objects) => {
+                let dir = objects.join(key::VERSIONS);
+                Arc::new(LocalNamed::open(&dir).map_err(|error| block_store(&dir, &error))?)
+            }
+        };
+        Ok(VersionRegistry::new(VersionPlace::new(store), self.volume))
+    }
 }
 
 impl Storage {
@@ -254,6 +292,7 @@ impl Storage {
         let volume = descriptor.uuid_bytes();
         // First, because it needs no request.
         let coding = keys::coding(descriptor, options.key_file.as_deref())?;
+        let versions = VersionsUrl::of(place.clone(), descriptor);
         let (base, mut store): (Base, Arc<dyn BlockStore>) = match place {
             ObjectsUrl::S3(s3) => {
                 let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
@@ -296,7 +335,7 @@ impl Storage {
             None => CodedStore::of_plain(store, volume),
         };
         store = Arc::new(coded.with_memory(memory));
-        Ok(Self { store, whole, base })
+        Ok(Self { store, whole, base, versions })
     }
 
     /// Opens the store of the volume's dumps, which is made if there is none: [`key::DUMPS`] below
@@ -323,6 +362,44 @@ impl Storage {
                 open_dir(&dumps)
             }
         }
+    }
+
+    /// The published versions of the volume, to read them.
+    ///
+    /// # Errors
+    /// If their place cannot be reached.
+    pub fn versions(&self) -> Result<VersionRegistry, VolumeError> {
+        self.versions.open(false)
+    }
+
+    /// The same to publish one.
+    ///
+    /// # Errors
+    /// As there, if the store has no conditional puts, and for an encrypted volume: names and small
+    /// files would lie in the tables in the clear.
+    pub fn versions_to_publish(&self) -> Result<VersionRegistry, VolumeError> {
+        if self.versions.encrypted {
+            return Err(VolumeError::Invalid(
+                "the volume is encrypted, and tables of versions are not: names and small files \
+                 would lie in the store in the clear; a snapshot keeps the tree within the volume"
+                    .into(),
+            ));
+        }
+        self.versions.open(true)
+    }
+
+    /// The versions of the volume at `dir`, without opening its objects.
+    ///
+    /// # Errors
+    /// As for [`Storage::versions`].
+    pub fn versions_of(
+        dir: &Path,
+        descriptor: &Descriptor,
+        options: &StoreOptions,
+    ) -> Result<VersionRegistry, VolumeError> {
+        check_reached(dir, descriptor, options)?;
+        let place = ObjectsUrl::of(dir, &descriptor.settings, options)?;
+        VersionsUrl::of(place, descriptor).open(false)
     }
 
     /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or

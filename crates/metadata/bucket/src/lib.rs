@@ -50,6 +50,7 @@
 //! | `holder` | the process that has the rows open |
 //! | `health` | whether the store answers |
 //! | `hex`, `wire` | fields of the formats |
+//! | [`version`] | published versions: trees that never change, and their names |
 
 mod flusher;
 mod health;
@@ -65,6 +66,7 @@ mod table;
 mod tests;
 mod tree;
 mod url;
+pub mod version;
 mod wire;
 
 use std::sync::Arc;

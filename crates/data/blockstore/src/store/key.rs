@@ -18,6 +18,9 @@ pub const MARKER: &str = ".kestrel-served";
 /// out like one of objects.
 pub const DUMPS: &str = "dumps";
 
+/// What lies there besides: the published versions of the volume (`docs/format/versions.md`).
+pub const VERSIONS: &str = "versions";
+
 /// Below the place of objects in a directory: the directory of the tier `archive`, laid out
 /// likewise.
 pub const ARCHIVE: &str = "archive";

@@ -1,0 +1,37 @@
+//! Published versions: the rows of a tree at one moment, as sorted tables that never change, and
+//! the registry of their names (`docs/format/versions.md`).
+//!
+//! A version is read from the store alone: no metadata server is asked for anything.
+//! [`VersionWriter`] writes one, [`VersionRegistry`] has their names, [`VersionEngine`] reads one
+//! as an engine.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `manifest` | [`VersionManifest`]: what a version is, and which tables have its rows |
+//! | `writer` | [`VersionWriter`]: rows in any order become runs of tables |
+//! | `registry` | [`VersionRegistry`]: names, made by conditional put |
+//! | `engine` | [`VersionEngine`]: the rows of a version |
+
+mod engine;
+mod manifest;
+mod registry;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use engine::VersionEngine;
+pub use manifest::{
+    NAME_BYTES_MAX, VersionFigures, VersionId, VersionManifest, VersionSource, check_name,
+};
+pub use registry::{VersionPlace, VersionRegistry};
+pub use writer::VersionWriter;
+
+use kestrel_engine::EngineError;
+
+/// An object of a version is damaged.
+fn damaged(what: &str, why: &str) -> EngineError {
+    EngineError::Corrupt(format!(
+        "{what}: {why}; the object was damaged or changed in the store: bring it back from a copy \
+         of the store, or publish the tree anew"
+    ))
+}

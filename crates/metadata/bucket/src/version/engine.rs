@@ -1,0 +1,124 @@
+//! The rows of a version, as an engine.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kestrel_engine::row_cache::RowCache;
+use kestrel_engine::{
+    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard,
+    VisitRow,
+};
+use kestrel_types::ids::Position;
+use kestrel_types::key::{KeyRef, Table};
+use parking_lot::Mutex;
+
+use super::writer::NODE;
+use super::{VersionManifest, VersionPlace};
+use crate::health::Health;
+use crate::log::RowChanges;
+use crate::table::TableIdentity;
+use crate::tree::Tree;
+
+/// Reads a version from the store. Any number of processes may, beside whatever process has the
+/// volume open.
+///
+/// Tables never change. What a node commits about itself while it serves the version (ceilings of
+/// counters) stays in the memory of this process and ends with it.
+pub struct VersionEngine {
+    tree: Tree,
+    row_cache: RowCache,
+    /// Of the last commit.
+    position: Mutex<Position>,
+}
+
+impl VersionEngine {
+    /// Reads nothing yet. Rows and blocks of tables take `memory_bytes`, about.
+    pub fn new(place: &VersionPlace, manifest: &VersionManifest, memory_bytes: u64) -> Self {
+        let identity = TableIdentity { uuid: manifest.id_bytes(), node: NODE, id: 0 };
+        let half = memory_bytes / 2;
+        let store = (place.store().clone(), Arc::new(Health::default()));
+        let tree = Tree::new(store, VersionPlace::prefix_of(&identity.uuid), identity, half);
+        let runs = tree.runs(&manifest.runs);
+        tree.change(|view| view.runs = runs);
+        let rows = usize::try_from(half).unwrap_or(usize::MAX);
+        Self { tree, row_cache: RowCache::new(0, rows), position: Mutex::new(0) }
+    }
+}
+
+impl Engine for VersionEngine {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        // Nobody writes: there is no earlier holder to keep out.
+        Ok(self)
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(1)
+    }
+
+    fn get_many(
+        &self,
+        keys: &[KeyRef<'_>],
+        visit: &mut dyn FnMut(usize, Row<'_>),
+    ) -> Result<(), EngineError> {
+        self.row_cache.get_many(&self.tree, keys, visit).map(drop)
+    }
+
+    fn scan(
+        &self,
+        table: Table,
+        id: u64,
+        after: Option<&[u8]>,
+        visit: &mut VisitRow<'_>,
+    ) -> Result<Position, EngineError> {
+        self.row_cache.scan(&self.tree, (table, id), after, visit)
+    }
+
+    fn scan_table(
+        &self,
+        table: Table,
+        from: Option<KeyRef<'_>>,
+        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.row_cache.scan_table(&self.tree, table, from, visit)
+    }
+
+    fn hint_new(&self, table: Table, id: u64) {
+        self.row_cache.hint_new(table, id);
+    }
+
+    fn commit(&self, _kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
+        let mut position = self.position.lock();
+        *position += 1;
+        let mut changes = RowChanges::default();
+        for Mutation { key, value } in &mutations {
+            let mut bytes = Vec::new();
+            key.borrow().encode_into(&mut bytes);
+            changes.insert(bytes.into(), value.clone());
+        }
+        self.tree.view().active.apply(changes);
+        self.row_cache.apply(*position, &mutations);
+        self.row_cache.stored(*position);
+        Ok(*position)
+    }
+
+    fn durable(&self) -> Position {
+        self.row_cache.durable()
+    }
+
+    fn on_durable(&self, position: Position, done: OnDurable) {
+        self.row_cache.on_durable(position, done);
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn tap(&self, tap: Tap) -> TapGuard {
+        let _position = self.position.lock();
+        self.row_cache.tap(tap)
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.row_cache.stats()
+    }
+}

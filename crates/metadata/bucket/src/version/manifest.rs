@@ -1,0 +1,262 @@
+//! What a version is, and which tables have its rows.
+
+use kestrel_engine::EngineError;
+use kestrel_types::hex::to_hex;
+use serde::{Deserialize, Serialize};
+
+use super::damaged;
+use crate::Uuid;
+use crate::hex;
+use crate::table::TableRecord;
+
+/// What every manifest of a version begins with.
+const MAGIC: &str = "kestrelfs-version";
+
+/// Version of the format of manifest and tables.
+const FORMAT: u32 = 1;
+
+/// Longest name of a version, bytes.
+pub const NAME_BYTES_MAX: usize = 128;
+
+/// Identity of a version, random: every object of it carries it.
+pub type VersionId = [u8; 16];
+
+/// Fails unless a version may have this name.
+///
+/// # Errors
+/// What names are like, in words.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric();
+    let is_part = |byte: u8| is_word(byte) || matches!(byte, b'.' | b'_' | b'-' | b'@');
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len());
+    if fits && name.bytes().all(is_part) && name.bytes().next().is_some_and(is_word) {
+        return Ok(());
+    }
+    Err(format!(
+        "version {name:?}: a name has 1 to {NAME_BYTES_MAX} letters, digits, '.', '_', '-' and '@', \
+         and begins with a letter or digit, as imagenet@v3"
+    ))
+}
+
+/// What a version was made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VersionSource {
+    /// Inode number of the directory.
+    pub dir: u64,
+    /// The snapshot's number: the commit timestamp of the moment.
+    pub snapshot: u64,
+    /// The snapshot's name when the version was made, as bytes.
+    #[serde(with = "hex")]
+    pub snapshot_name: Vec<u8>,
+    /// The snapshot was made for the version, and goes with it.
+    pub owned: bool,
+}
+
+/// How much is in a version.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VersionFigures {
+    /// Names that are not directories.
+    pub files: u64,
+    /// Directories, the root among them.
+    pub directories: u64,
+    /// Bytes: the sizes of its files, each counted once.
+    pub bytes: u64,
+}
+
+/// See the module's header.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VersionManifest {
+    magic: String,
+    format: u32,
+    /// Its name.
+    pub name: String,
+    /// Identity of the volume, 32 hexadecimal digits.
+    pub volume: String,
+    /// [`VersionId`], 32 hexadecimal digits.
+    pub id: String,
+    /// When it was published, nanoseconds since 1970.
+    pub created: i64,
+    /// The user that published it.
+    pub user: u32,
+    /// What it was made from.
+    pub source: VersionSource,
+    /// How much is in it.
+    pub figures: VersionFigures,
+    /// Rows in its tables.
+    pub rows: u64,
+    /// Sorted runs; each of tables that do not overlap, in ascending order. No key is in two runs.
+    pub runs: Vec<Vec<TableRecord>>,
+    /// CRC-32C, eight hexadecimal digits, of this document with this field empty.
+    checksum: String,
+}
+
+/// What is read of a manifest of any format.
+#[derive(Deserialize)]
+struct Version {
+    magic: String,
+    format: u32,
+}
+
+impl VersionManifest {
+    /// That of a version without tables.
+    pub fn new(name: &str, volume: &Uuid, id: &VersionId, source: VersionSource) -> Self {
+        Self {
+            magic: MAGIC.into(),
+            format: FORMAT,
+            name: name.into(),
+            volume: to_hex(volume),
+            id: to_hex(id),
+            created: 0,
+            user: 0,
+            source,
+            figures: VersionFigures::default(),
+            rows: 0,
+            runs: Vec::new(),
+            checksum: String::new(),
+        }
+    }
+
+    /// Its identity as bytes.
+    pub fn id_bytes(&self) -> VersionId {
+        let bytes = kestrel_types::hex::from_hex(&self.id).unwrap_or_default();
+        // `decode` lets no other length through, and `new` makes none.
+        bytes.try_into().unwrap_or_default()
+    }
+
+    /// Bytes of its tables.
+    pub fn table_bytes(&self) -> u64 {
+        self.runs.iter().flatten().map(|table| table.bytes).sum()
+    }
+
+    /// Number of its tables.
+    pub fn tables(&self) -> usize {
+        self.runs.iter().map(Vec::len).sum()
+    }
+
+    fn text(&self) -> Vec<u8> {
+        // Strings, numbers and lists: nothing that JSON could not say.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The object.
+    pub fn encode(&self) -> Vec<u8> {
+        let bare = Self { checksum: String::new(), ..self.clone() };
+        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
+        Self { checksum, ..bare }.text()
+    }
+
+    /// Reads the object of the version of this name.
+    ///
+    /// # Errors
+    /// `Refused` for a newer format or what is no manifest, `Corrupt` for a damaged one or that of
+    /// another name.
+    pub fn decode(name: &str, bytes: &[u8]) -> Result<Self, EngineError> {
+        let what = format!("version {name}: its manifest");
+        let bad = |why: &str| damaged(&what, why);
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        if version.magic != MAGIC {
+            return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
+        }
+        if version.format != FORMAT {
+            return Err(EngineError::Refused(format!(
+                "{what} has format {}, which is not known to this program; use a newer one",
+                version.format
+            )));
+        }
+        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        if found.encode() != bytes {
+            return Err(bad("its checksum does not match"));
+        }
+        if found.name != name {
+            return Err(bad("it is that of another version"));
+        }
+        let is_id = |text: &str| kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16);
+        if !is_id(&found.id) || !is_id(&found.volume) {
+            return Err(bad("it has no identity"));
+        }
+        let ascending = |run: &Vec<TableRecord>| {
+            run.iter().all(|table| table.first <= table.last)
+                && run.windows(2).all(|pair| pair[0].last < pair[1].first)
+        };
+        if !found.runs.iter().all(ascending) {
+            return Err(bad("its tables overlap"));
+        }
+        Ok(found)
+    }
+
+    /// Fails unless it is a version of this volume.
+    ///
+    /// # Errors
+    /// `Refused`.
+    pub fn check_volume(&self, volume: &Uuid) -> Result<(), EngineError> {
+        if self.volume == to_hex(volume) {
+            return Ok(());
+        }
+        Err(EngineError::Refused(format!(
+            "version {} belongs to the volume {}, not to {}: another place is meant",
+            self.name,
+            self.volume,
+            to_hex(volume)
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> VersionManifest {
+        let source =
+            VersionSource { dir: 7, snapshot: 99, snapshot_name: b"monday".into(), owned: true };
+        let mut made = VersionManifest::new("imagenet@v3", &[7; 16], &[9; 16], source);
+        let table = |first: &[u8], last: &[u8]| TableRecord {
+            id: 1,
+            first: first.into(),
+            last: last.into(),
+            rows: 2,
+            bytes: 100,
+            head: 50,
+        };
+        made.runs = vec![vec![table(b"a", b"b"), table(b"c", b"d")]];
+        made
+    }
+
+    /// Every flipped bit of a manifest is found, and so are a cut one and that of another name.
+    #[test]
+    fn damaged_manifests() {
+        let good = sample().encode();
+        assert_eq!(VersionManifest::decode("imagenet@v3", &good).unwrap().encode(), good);
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(VersionManifest::decode("imagenet@v3", &bad).is_err(), "bit {bit}");
+        }
+        for len in 0..good.len() {
+            assert!(VersionManifest::decode("imagenet@v3", &good[..len]).is_err());
+        }
+        let other = VersionManifest::decode("imagenet@v4", &good);
+        assert!(matches!(other, Err(EngineError::Corrupt(_))));
+    }
+
+    /// A manifest of a newer format is refused by that, whatever else is in it.
+    #[test]
+    fn newer_manifest() {
+        let text = br#"{"magic":"kestrelfs-version","format":2,"news":true}"#;
+        let why = VersionManifest::decode("a", text).unwrap_err();
+        assert!(matches!(&why, EngineError::Refused(why) if why.contains("format 2")), "{why}");
+    }
+
+    #[test]
+    fn names_of_versions() {
+        for good in ["a", "imagenet@v3", "A.b_c-9@x"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "@v3", ".a", "a b", "a/b", "a\n", "ü", &"a".repeat(129)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

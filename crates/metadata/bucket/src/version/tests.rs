@@ -1,0 +1,181 @@
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_blockstore::named::{MemoryNamed, NamedStore};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_types::key::{Key, KeyRef, Table};
+
+use super::*;
+
+const VOLUME: [u8; 16] = [7; 16];
+
+fn source() -> VersionSource {
+    VersionSource { dir: 1, snapshot: 5, snapshot_name: b"s".into(), owned: true }
+}
+
+struct World {
+    store: Arc<dyn NamedStore>,
+    registry: VersionRegistry,
+}
+
+impl World {
+    fn new() -> Self {
+        let store: Arc<dyn NamedStore> = Arc::new(MemoryNamed::default());
+        let registry = VersionRegistry::new(VersionPlace::new(store.clone()), VOLUME);
+        Self { store, registry }
+    }
+
+    /// Writes a version with `rows` and does not publish it.
+    fn write(&self, name: &str, id: VersionId, rows: &BTreeMap<u64, Vec<u8>>) -> VersionManifest {
+        let mut writer = VersionWriter::begin(self.registry.place(), id).unwrap();
+        for (number, value) in rows.iter().rev() {
+            let suffix = number.to_be_bytes();
+            writer.put(KeyRef::new(Table::Entry, 1, &suffix), value).unwrap();
+        }
+        let mut manifest = VersionManifest::new(name, &VOLUME, &id, source());
+        manifest.rows = writer.rows();
+        manifest.runs = writer.finish().unwrap();
+        manifest
+    }
+
+    fn publish(&self, name: &str, id: VersionId) -> VersionManifest {
+        let manifest = self.write(name, id, &BTreeMap::from([(1, vec![1])]));
+        assert!(self.registry.publish(&manifest).unwrap());
+        manifest
+    }
+}
+
+fn all_rows(engine: &dyn Engine) -> Vec<(u64, Vec<u8>)> {
+    let mut found = Vec::new();
+    let visited = engine.scan(Table::Entry, 1, None, &mut |suffix, value, _| {
+        let number = u64::from_be_bytes(suffix.try_into().unwrap());
+        found.push((number, value.to_vec()));
+        ControlFlow::Continue(())
+    });
+    visited.unwrap();
+    found
+}
+
+/// Rows that were put in any order are found one by one and by scans, in several tables.
+#[test]
+fn rows_of_a_version() {
+    let world = World::new();
+    // Values that do not compress, so that there is more than one table.
+    let value = |number: u64| {
+        let mut state = number + 1;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as u8
+        };
+        (0..8000).map(|_| next()).collect::<Vec<u8>>()
+    };
+    let rows: BTreeMap<u64, Vec<u8>> = (0..5000).map(|number| (number, value(number))).collect();
+    let manifest = world.write("a@1", [1; 16], &rows);
+    assert!(manifest.tables() > 1 && manifest.rows == 5000);
+    assert!(world.registry.publish(&manifest).unwrap());
+    let found = world.registry.find("a@1").unwrap().unwrap();
+    assert_eq!(found.encode(), manifest.encode());
+    let engine = VersionEngine::new(world.registry.place(), &found, 16 << 20);
+    assert_eq!(all_rows(&engine), rows.into_iter().collect::<Vec<_>>());
+    for number in [0u64, 17, 4999, 5000] {
+        let suffix = number.to_be_bytes();
+        let mut is_there = false;
+        engine
+            .get_many(&[KeyRef::new(Table::Entry, 1, &suffix)], &mut |_, row| {
+                is_there = row.value == Some(&value(number)[..]);
+            })
+            .unwrap();
+        assert_eq!(is_there, number < 5000, "{number}");
+    }
+}
+
+/// What a node commits while it serves a version is seen by it and by no other process.
+#[test]
+fn commits_stay_in_memory() {
+    let world = World::new();
+    let manifest = world.publish("a", [1; 16]);
+    let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let key = Key::new(Table::Entry, 1, &2u64.to_be_bytes());
+    let row = Mutation { key, value: Some(Box::from(*b"x")) };
+    let position = engine.commit(BatchKind::Growing, vec![row]).unwrap();
+    engine.sync().unwrap();
+    assert!(engine.durable() >= position);
+    assert_eq!(all_rows(&engine).len(), 2);
+    let other = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    assert_eq!(all_rows(&other).len(), 1);
+}
+
+/// A name is given once; renaming and removing keep to what has a name.
+#[test]
+fn names_of_a_registry() {
+    let world = World::new();
+    let first = world.publish("a@1", [1; 16]);
+    world.publish("b@1", [2; 16]);
+    let second = world.write("a@1", [3; 16], &BTreeMap::from([(1, vec![2])]));
+    assert!(!world.registry.publish(&second).unwrap());
+    assert_eq!(world.registry.names("").unwrap(), ["a@1", "b@1"]);
+    assert_eq!(world.registry.names("a").unwrap(), ["a@1"]);
+    assert!(!world.registry.rename(&first, "b@1").unwrap());
+    assert!(world.registry.rename(&first, "c@1").unwrap());
+    assert_eq!(world.registry.names("").unwrap(), ["b@1", "c@1"]);
+    let renamed = world.registry.find("c@1").unwrap().unwrap();
+    assert!(world.registry.find("a@1").unwrap().is_none());
+    assert!(world.registry.remove(&renamed).unwrap());
+    assert_eq!(world.registry.names("").unwrap(), ["b@1"]);
+    let left = world.store.list("data/").unwrap();
+    let is_removed = |name: &str| name.contains(&"01".repeat(16));
+    assert!(!left.iter().any(|(name, _)| is_removed(name)), "{left:?}");
+}
+
+/// A rename that was cut off leaves two names; removing one keeps the tables for the other.
+#[test]
+fn removal_after_a_rename_cut_short() {
+    let world = World::new();
+    let first = world.publish("a", [1; 16]);
+    let mut second = first.clone();
+    second.name = "b".into();
+    assert!(world.registry.publish(&second).unwrap());
+    assert!(!world.registry.remove(&first).unwrap());
+    let engine = VersionEngine::new(world.registry.place(), &second, 1 << 20);
+    assert_eq!(all_rows(&engine).len(), 1);
+    assert!(world.registry.remove(&second).unwrap());
+    assert!(world.store.list("data/").unwrap().is_empty());
+}
+
+/// Tables without a name are left over; a writer that was taken for gone publishes nothing.
+#[test]
+fn leftovers_and_late_writers() {
+    let world = World::new();
+    world.publish("a", [1; 16]);
+    let late = world.write("b", [2; 16], &BTreeMap::from([(1, vec![1])]));
+    let none: [VersionId; 0] = [];
+    assert_eq!(world.registry.leftovers(Duration::from_secs(3600)).unwrap(), none);
+    assert_eq!(world.registry.leftovers(Duration::ZERO).unwrap(), [[2; 16]]);
+    world.registry.remove_data(&[2; 16]).unwrap();
+    assert!(matches!(world.registry.publish(&late), Err(EngineError::Io(_))));
+    assert_eq!(world.registry.names("").unwrap(), ["a"]);
+    // A writer that goes on notices too.
+    let mut writer = VersionWriter::begin(world.registry.place(), [3; 16]).unwrap();
+    world.registry.remove_data(&[3; 16]).unwrap();
+    writer.put(KeyRef::new(Table::Entry, 1, b"x"), b"y").unwrap();
+    assert!(writer.finish().is_err());
+}
+
+/// A table of another version in the place of one's own is found, by the identity in its checksums.
+#[test]
+fn swapped_tables() {
+    let world = World::new();
+    let first = world.publish("a", [1; 16]);
+    world.publish("b", [2; 16]);
+    let [own, other] = [[1; 16], [2; 16]]
+        .map(|id: VersionId| format!("{}table/{:016x}", VersionPlace::prefix_of(&id), 0));
+    let bytes = world.store.read(&other).unwrap().unwrap().bytes;
+    world.store.remove(&own).unwrap();
+    assert!(world.store.create(&own, bytes).unwrap());
+    let engine = VersionEngine::new(world.registry.place(), &first, 1 << 20);
+    let suffix = 1u64.to_be_bytes();
+    let read = engine.get_many(&[KeyRef::new(Table::Entry, 1, &suffix)], &mut |_, _| ());
+    assert!(matches!(read, Err(EngineError::Corrupt(_))), "{read:?}");
+}
