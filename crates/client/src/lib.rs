@@ -40,6 +40,7 @@
 //! | [`fs`] | every operation of POSIX on inodes, handles and names |
 //! | [`metadata`] | the way to the metadata: a node in this process, or servers |
 //! | [`snapshot`], `snapshot_metadata` | a volume at a snapshot; its metadata at that moment |
+//! | [`version`] | a published version of a volume, read from the store alone |
 //! | `kept_inodes` | answers about snapshots that are kept: they never become wrong |
 //! | `subtree` | a client that sees one directory as the root |
 //! | [`storage`] | the stack of block stores: coding, disk cache, store |
@@ -92,6 +93,7 @@ mod snapshot_metadata;
 pub mod storage;
 mod subtree;
 mod url;
+pub mod version;
 pub mod volume;
 mod write_buffer;
 

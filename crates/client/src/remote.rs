@@ -73,6 +73,7 @@ pub use self::fan_out::{NodeFanOut, Reached, SingleNode};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata};
 pub use self::node_query::table_in_parts;
 pub use self::nodes::NodeLink;
+pub(crate) use self::query::volume_at;
 pub use self::query::{NodeAnswer, ask, ask_each};
 pub use crate::answering::is_answering;
 pub use crate::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};

@@ -6,13 +6,16 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use kestrel_rpc::client::Remote;
+use kestrel_types::ids::ROOT;
 use kestrel_types::placement::NodeId;
 use serde_json::Value;
 
 use super::nodes::FirstConnection;
 use super::reclaimable::{NodeReclaimable, Reclaimable};
 use super::{DEADLINE_DEFAULT, Introduction, RemoteUrl};
+use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
+use crate::storage::{Storage, StoreOptions};
 
 /// What one of a volume's nodes answered.
 #[derive(Debug)]
@@ -87,6 +90,35 @@ pub fn ask_each(
         });
         Ok(answers.collect())
     })
+}
+
+/// What the volume that `url` names is, and its block store opened from here. The server is asked
+/// once; no connection stays.
+///
+/// # Errors
+/// If no server answers, the store cannot be used from here, and if this client's token confines it
+/// to a directory.
+pub(crate) fn volume_at(
+    url: &str,
+    who: &str,
+    options: &StoreOptions,
+) -> Result<(Descriptor, Storage), VolumeError> {
+    let url = RemoteUrl::parse(url)?;
+    let server = url.to_string();
+    let how = Introduction { who: who.into(), deadline: DEADLINE_DEFAULT, read_only: true };
+    let reclaimable = Arc::new(Reclaimable::new(server.clone()));
+    let first = FirstConnection::connect(&url, &how, &reclaimable)?;
+    let opened = match reclaimable.root() {
+        ROOT => first.offer.descriptor(&server).and_then(|descriptor| {
+            Ok((descriptor, Storage::open_offered(&first.offer, &server, options)?))
+        }),
+        _ => Err(VolumeError::Invalid(format!(
+            "{server}: the token confines this client to a directory, and a version may have what \
+             is outside of it; use a token for the whole volume"
+        ))),
+    };
+    first.close();
+    opened
 }
 
 pub(super) fn connect(

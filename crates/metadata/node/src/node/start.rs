@@ -134,6 +134,30 @@ impl Node {
         Self::format_rows(engine, root, now, &|_| true)
     }
 
+    /// The rows that make a tree a volume of its own which never changes: its root, the counters,
+    /// and its figures (files, directories below the root, bytes). `stamp` is the newest commit
+    /// timestamp of its rows, `inodes` is above all its inode numbers. The rows of what is below
+    /// the root, and those of the root's share, are for the caller to add.
+    pub fn rows_of_tree(
+        root: Inode,
+        figures: [i64; 3],
+        stamp: u64,
+        inodes: InodeId,
+    ) -> Vec<Mutation> {
+        vec![
+            counter_row("clock", stamp.saturating_add(1)),
+            counter_row("inodes", inodes.max(FIRST_INODE)),
+            counter_row("objects", FIRST_OBJECT),
+            counter_row("shares", 1),
+            usage_row(&figures),
+            Mutation {
+                key: Key::new(Table::Entry, 0, b""),
+                value: Some(Entry::Inode(root).encode()),
+            },
+            Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
+        ]
+    }
+
     /// As [`Node::format`], with those of the rows of the root that are `own`.
     pub(super) fn format_rows(
         engine: &dyn Engine,

@@ -1,0 +1,351 @@
+//! Publishing: the tree of a directory at a snapshot, read through the volume's metadata and written
+//! as the rows of a version.
+//!
+//! Numbers of inodes stay what they are, but for the directory's own: it becomes the root. Policies
+//! stay behind, for they are about a tree that changes. A file's names outside of the tree are not
+//! among those that it is shown to have.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kestrel_bucket::version::{VersionFigures, VersionId, VersionManifest, VersionWriter};
+use kestrel_bucket::version::{VersionRegistry, VersionSource};
+use kestrel_engine::EngineError;
+use kestrel_meta::node::Node;
+use kestrel_meta::ops::xattr;
+use kestrel_meta::rows::share_suffix;
+use kestrel_meta::view::encode_dir_id;
+use kestrel_types::clock::{Clock, SystemClock};
+use kestrel_types::entry::Entry;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::ExtentList;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Data, Inode, Kind, chunk_of};
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::name::{InodeRef, Name};
+use kestrel_types::policy::{Policy, XATTR_PREFIX};
+use kestrel_types::request::{Answer, Creds, DirEntry, Op, READDIR_ENTRIES_MAX};
+use kestrel_types::snapshot::SnapshotId;
+use kestrel_types::stat::DirStat;
+
+use crate::error::VolumeError;
+use crate::fs::{Fs, into_inode, plain, unanswered, unexpected};
+
+/// Chunks asked for at a time, at most what [`Op::Chunks`] takes.
+const WINDOW_CHUNKS: u64 = 4096;
+
+/// What is to be published, and as what.
+pub struct Publication {
+    /// Name of the version.
+    pub name: String,
+    /// Its identity, random.
+    pub id: VersionId,
+    /// The directory, and the snapshot at which it is read.
+    pub source: VersionSource,
+    /// The user that publishes it.
+    pub user: u32,
+}
+
+/// Why a tree was not published.
+#[derive(Debug)]
+pub enum PublishError {
+    /// A version of this name is there.
+    Taken,
+    /// Something failed.
+    Failed(VolumeError),
+}
+
+impl From<EngineError> for PublishError {
+    fn from(why: EngineError) -> Self {
+        Self::Failed(VolumeError::engine(why))
+    }
+}
+
+impl From<FsError> for PublishError {
+    fn from(why: FsError) -> Self {
+        Self::Failed(VolumeError::Io(format!("reading the tree: {why}")))
+    }
+}
+
+/// A directory whose names are to be read: its number in the volume, and in the version.
+struct Pending {
+    ino: InodeId,
+    number: InodeId,
+}
+
+/// A tree on its way into a version.
+struct Walk<'a> {
+    fs: &'a Arc<Fs>,
+    at: SnapshotId,
+    creds: Creds,
+    writer: VersionWriter,
+    /// Files with several names: as they are, and how many of their names were found.
+    links: BTreeMap<InodeId, (Inode, u32)>,
+    figures: VersionFigures,
+    highest: InodeId,
+}
+
+/// Writes a version of a tree and gives it its name. The snapshot must stay as long as the version
+/// does: it keeps the file data. `progress` is told how much has been read.
+///
+/// # Errors
+/// If the name is taken, the tree cannot be read or the store does not take the version. Nothing
+/// has the name then, and what was written is removed, or left over for `kestrel version clean`.
+pub fn publish(
+    fs: &Arc<Fs>,
+    registry: &VersionRegistry,
+    what: Publication,
+    volume: [u8; 16],
+    progress: &mut dyn FnMut(&VersionFigures),
+) -> Result<VersionManifest, PublishError> {
+    let published = write(fs, registry, &what, volume, progress).and_then(|manifest| {
+        match registry.publish(&manifest)? {
+            true => Ok(manifest),
+            false => Err(PublishError::Taken),
+        }
+    });
+    if published.is_err() {
+        // What cannot be removed now is left over.
+        let _ = registry.remove_data(&what.id);
+    }
+    published
+}
+
+fn write(
+    fs: &Arc<Fs>,
+    registry: &VersionRegistry,
+    what: &Publication,
+    volume: [u8; 16],
+    progress: &mut dyn FnMut(&VersionFigures),
+) -> Result<VersionManifest, PublishError> {
+    let mut walk = Walk {
+        fs,
+        at: what.source.snapshot,
+        creds: Creds::root(),
+        writer: VersionWriter::begin(registry.place(), what.id)?,
+        links: BTreeMap::new(),
+        figures: VersionFigures::default(),
+        highest: ROOT,
+    };
+    walk.tree(what.source.dir, progress)?;
+    let mut manifest = VersionManifest::new(&what.name, &volume, &what.id, what.source.clone());
+    manifest.created = SystemClock.now();
+    manifest.user = what.user;
+    manifest.figures = walk.figures;
+    manifest.rows = walk.writer.rows();
+    manifest.runs = walk.writer.finish()?;
+    Ok(manifest)
+}
+
+impl Walk<'_> {
+    fn ask_many(&self, ops: Vec<Op>) -> Vec<FsResult<Answer>> {
+        let ops = ops.into_iter().map(|op| Op::At(self.at, Box::new(op))).collect();
+        self.fs.replies(&self.creds, ops).into_iter().map(plain).collect()
+    }
+
+    fn ask(&self, op: Op) -> FsResult<Answer> {
+        self.ask_many(vec![op]).pop().unwrap_or_else(|| Err(unanswered()))
+    }
+
+    fn tree(
+        &mut self,
+        top: InodeId,
+        progress: &mut dyn FnMut(&VersionFigures),
+    ) -> Result<(), PublishError> {
+        let root = self.ask(Op::GetAttr(InodeRef::by_id(top))).and_then(into_inode)?;
+        if root.kind != Kind::Dir {
+            return Err(FsError::new(libc::ENOTDIR, "only directories are published").into());
+        }
+        self.attributes(&root, ROOT, None)?;
+        let mut left = vec![Pending { ino: top, number: ROOT }];
+        while let Some(dir) = left.pop() {
+            self.directory(&dir, &mut left)?;
+            progress(&self.figures);
+        }
+        let links = std::mem::take(&mut self.links);
+        for (ino, (inode, names)) in links {
+            self.figures.bytes += inode.size;
+            let mut out = Vec::with_capacity(64);
+            Inode { nlink: names, ..inode }.encode_into(&mut out);
+            self.writer.put(KeyRef::new(Table::Link, ino, b""), &out)?;
+        }
+        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let VersionFigures { files, directories, bytes } = self.figures;
+        let figures = [whole(files), whole(directories - 1), whole(bytes)];
+        let rows = Node::rows_of_tree(stored(root, ROOT), figures, self.at, self.highest + 1);
+        for row in rows {
+            self.writer.put(row.key.borrow(), row.value.as_deref().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    /// All names of a directory, and its share.
+    fn directory(
+        &mut self,
+        dir: &Pending,
+        left: &mut Vec<Pending>,
+    ) -> Result<(), PublishError> {
+        let (mut after, mut sum) = (None, DirStat::default());
+        loop {
+            let page = Op::ReadDir {
+                dir: dir.ino,
+                after: after.take(),
+                limit: READDIR_ENTRIES_MAX,
+                check: false,
+            };
+            let (entries, end) = match self.ask(page)? {
+                Answer::Entries { entries, end, .. } => (entries, end),
+                other => return Err(unexpected(&other).into()),
+            };
+            after = entries.last().map(|entry| entry.name.clone());
+            self.entries(dir, entries, &mut sum, left)?;
+            if end || after.is_none() {
+                break;
+            }
+        }
+        self.figures.directories += 1;
+        let key = share_suffix(0);
+        self.writer.put(KeyRef::new(Table::DirStat, dir.number, &key), &sum.encode())?;
+        Ok(())
+    }
+
+    fn entries(
+        &mut self,
+        dir: &Pending,
+        entries: Vec<DirEntry>,
+        sum: &mut DirStat,
+        left: &mut Vec<Pending>,
+    ) -> Result<(), PublishError> {
+        let seen = |entry: &DirEntry| {
+            let seen = Some((dir.ino, entry.name.clone()));
+            Op::GetAttr(InodeRef { ino: entry.ino, seen })
+        };
+        let inodes = self.ask_many(entries.iter().map(seen).collect());
+        for (entry, inode) in entries.into_iter().zip(inodes) {
+            let inode = inode.and_then(into_inode)?;
+            self.entry(dir, &entry.name, inode, sum, left)?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        dir: &Pending,
+        name: &Name,
+        inode: Inode,
+        sum: &mut DirStat,
+        left: &mut Vec<Pending>,
+    ) -> Result<(), PublishError> {
+        let ino = inode.ino;
+        self.highest = self.highest.max(ino);
+        sum.children += 1;
+        let row = match inode.kind {
+            Kind::Dir => {
+                sum.subdirs += 1;
+                left.push(Pending { ino, number: ino });
+                let place = encode_dir_id(dir.number, name.as_bytes());
+                self.writer.put(KeyRef::new(Table::DirId, ino, b""), &place)?;
+                let child = ino.to_be_bytes();
+                self.writer.put(KeyRef::new(Table::Subdir, dir.number, &child), b"")?;
+                self.attributes(&inode, ino, None)?;
+                Entry::Inode(stored(inode, ino))
+            }
+            kind if inode.nlink > 1 => {
+                self.figures.files += 1;
+                if let Some((_, names)) = self.links.get_mut(&ino) {
+                    *names += 1;
+                } else {
+                    self.content(&inode)?;
+                    self.attributes(&inode, ino, Some((dir.ino, name)))?;
+                    self.links.insert(ino, (stored(inode, ino), 1));
+                }
+                Entry::Link { ino, kind }
+            }
+            _ => {
+                self.figures.files += 1;
+                self.figures.bytes += inode.size;
+                sum.bytes += inode.size.cast_signed();
+                self.content(&inode)?;
+                self.attributes(&inode, ino, Some((dir.ino, name)))?;
+                Entry::Inode(stored(inode, ino))
+            }
+        };
+        let key = KeyRef::new(Table::Entry, dir.number, name.as_bytes());
+        self.writer.put(key, &row.encode())?;
+        Ok(())
+    }
+
+    /// The extents of a file that has them in rows of their own.
+    fn content(&mut self, inode: &Inode) -> Result<(), PublishError> {
+        if inode.data != Data::Chunked {
+            return Ok(());
+        }
+        let last = chunk_of(inode.size.saturating_sub(1));
+        let mut next = Some(0);
+        while let Some(first) = next.filter(|first| *first <= last) {
+            let window = last.min(first.saturating_add(WINDOW_CHUNKS - 1));
+            let op = Op::Chunks { ino: inode.ino, first, last: window };
+            let (chunks, end) = match self.ask(op)? {
+                Answer::Chunks { chunks, end } => (chunks, end),
+                other => return Err(unexpected(&other).into()),
+            };
+            let told = chunks.last().filter(|_| !end).map_or(window, |(chunk, _)| *chunk);
+            next = told.checked_add(1);
+            for (chunk, extents) in chunks {
+                let list = ExtentList::from_extents(&extents).map_err(|why| {
+                    let why = format!("inode {}, chunk {chunk}: {why}", inode.ino);
+                    PublishError::Failed(VolumeError::Io(why))
+                })?;
+                let mut out = Vec::new();
+                list.encode_into(&mut out);
+                let key = chunk.to_be_bytes();
+                self.writer.put(KeyRef::new(Table::Chunk, inode.ino, &key), &out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Extended attributes of an inode, which gets this number. ACLs are part of the inode, and
+    /// policies stay behind.
+    fn attributes(
+        &mut self,
+        inode: &Inode,
+        number: InodeId,
+        seen: Option<(InodeId, &Name)>,
+    ) -> Result<(), PublishError> {
+        if !inode.xattrs {
+            return Ok(());
+        }
+        let seen = seen.map(|(dir, name)| (dir, name.clone()));
+        let of = InodeRef { ino: inode.ino, seen };
+        let names = match self.ask(Op::ListXattr(of.clone()))? {
+            Answer::Bytes(names) => names,
+            other => return Err(unexpected(&other).into()),
+        };
+        let is_row = |name: &&[u8]| {
+            !name.is_empty() && !name.starts_with(b"system.") && !name.starts_with(XATTR_PREFIX)
+        };
+        let names: Vec<&[u8]> = names.split(|byte| *byte == 0).filter(is_row).collect();
+        let get = |name: &&[u8]| Op::GetXattr(of.clone(), (*name).into());
+        let values = self.ask_many(names.iter().map(get).collect());
+        for (name, value) in names.into_iter().zip(values) {
+            let value = match value? {
+                Answer::Bytes(value) => value,
+                other => return Err(unexpected(&other).into()),
+            };
+            let key = KeyRef::new(Table::Xattr, number, name);
+            self.writer.put(key, &xattr::encode(&value))?;
+        }
+        Ok(())
+    }
+}
+
+/// An inode as a row has it, from what an answer says of it.
+fn stored(inode: Inode, number: InodeId) -> Inode {
+    let mut stored = Inode { ino: number, effective: Policy::default(), ..inode };
+    if stored.kind == Kind::Dir {
+        // Figures come from the shares, and the record is of policies.
+        (stored.nlink, stored.size, stored.data) = (1, 0, Data::None);
+    }
+    stored
+}
