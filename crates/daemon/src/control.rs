@@ -63,7 +63,7 @@ impl Serving {
             Some("remounted") if self.volume.mount_point.is_some() => {
                 return remounted(&self.volume.fs, question);
             }
-            Some("snapshot") => return self.of_snapshots(question),
+            Some("snapshot") => return self.of_snapshots(question, tell),
             _ => {}
         }
         if let Some(section) = &self.volume.descriptor.cluster {
@@ -151,13 +151,19 @@ impl Serving {
         Ok(out)
     }
 
-    fn of_snapshots(&self, question: &Value) -> Result<Value, String> {
+    fn of_snapshots(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
         if changes(question) {
             self.volume.may_change()?;
         }
         // A node of several has a part of the rows.
         let engine = self.volume.descriptor.cluster.is_none().then_some(&*self.volume.engine);
-        let mut answer = SnapshotEndpoint { fs: &self.volume.fs, engine }.answer(question)?;
+        let volume = &self.volume;
+        let endpoint = SnapshotEndpoint { fs: &volume.fs, engine, storage: &volume.storage };
+        let mut answer = endpoint.answer_telling(question, tell)?;
         if question["act"] == "schedule"
             && question["set"].is_string()
             && let Some(dir) = answer["dir"].as_u64()

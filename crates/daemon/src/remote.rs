@@ -125,7 +125,8 @@ impl ControlEndpoint for RemoteMount {
                 if changes(question) && self.is_read_only() {
                     return Err(READ_ONLY.into());
                 }
-                SnapshotEndpoint { fs: &self.fs, engine: None }.answer(question)
+                let (fs, storage) = (&self.fs, &*self.storage);
+                SnapshotEndpoint { fs, engine: None, storage }.answer_telling(question, tell)
             }
             Some("whole") => {
                 whole::serve(&self.fs, &self.storage, question, &ProgressStream::new(tell))

@@ -12,6 +12,7 @@
 //! | `snapshots/removals.rs` | answers to questions of `kestrel rm -r` |
 //! | `snapshots/feed.rs` | answers to questions of `kestrel watch` |
 //! | `snapshots/trash.rs` | answers to questions of `kestrel trash` |
+//! | `snapshots/versions.rs` | answers to questions of `kestrel publish` and `kestrel version` |
 //! | `snapshots/record.rs` | the record of a schedule |
 //! | `snapshots/keeper.rs` | the thread that keeps schedules |
 //! | `snapshots/changes.rs` | what nodes tell of changes and of the space that a snapshot holds |
@@ -34,3 +35,4 @@ pub mod removals;
 pub mod schedule;
 mod trash;
 pub mod trees;
+pub mod versions;

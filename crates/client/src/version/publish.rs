@@ -85,8 +85,9 @@ struct Walk<'a> {
     highest: InodeId,
 }
 
-/// Writes a version of a tree and gives it its name. The snapshot must stay as long as the version
-/// does: it keeps the file data. `progress` is told how much has been read.
+/// Writes a version of a tree by a writer that has begun, and gives it its name. The snapshot must
+/// stay as long as the version does: it keeps the file data. `progress` is told how much has been
+/// read.
 ///
 /// # Errors
 /// If the name is taken, the tree cannot be read or the store does not take the version. Nothing
@@ -94,16 +95,17 @@ struct Walk<'a> {
 pub fn publish(
     fs: &Arc<Fs>,
     registry: &VersionRegistry,
-    what: Publication,
-    volume: [u8; 16],
+    (writer, what): (VersionWriter, Publication),
     progress: &mut dyn FnMut(&VersionFigures),
 ) -> Result<VersionManifest, PublishError> {
-    let published = write(fs, registry, &what, volume, progress).and_then(|manifest| {
-        match registry.publish(&manifest)? {
+    let published =
+        write(fs, registry.volume(), (writer, &what), progress).and_then(|manifest| match registry
+            .publish(
+            &manifest,
+        )? {
             true => Ok(manifest),
             false => Err(PublishError::Taken),
-        }
-    });
+        });
     if published.is_err() {
         // What cannot be removed now is left over.
         let _ = registry.remove_data(&what.id);
@@ -113,22 +115,21 @@ pub fn publish(
 
 fn write(
     fs: &Arc<Fs>,
-    registry: &VersionRegistry,
-    what: &Publication,
-    volume: [u8; 16],
+    volume: &[u8; 16],
+    (writer, what): (VersionWriter, &Publication),
     progress: &mut dyn FnMut(&VersionFigures),
 ) -> Result<VersionManifest, PublishError> {
     let mut walk = Walk {
         fs,
         at: what.source.snapshot,
         creds: Creds::root(),
-        writer: VersionWriter::begin(registry.place(), what.id)?,
+        writer,
         links: BTreeMap::new(),
         figures: VersionFigures::default(),
         highest: ROOT,
     };
     walk.tree(what.source.dir, progress)?;
-    let mut manifest = VersionManifest::new(&what.name, &volume, &what.id, what.source.clone());
+    let mut manifest = VersionManifest::new(&what.name, volume, &what.id, what.source.clone());
     manifest.created = SystemClock.now();
     manifest.user = what.user;
     manifest.figures = walk.figures;
@@ -180,11 +181,7 @@ impl Walk<'_> {
     }
 
     /// All names of a directory, and its share.
-    fn directory(
-        &mut self,
-        dir: &Pending,
-        left: &mut Vec<Pending>,
-    ) -> Result<(), PublishError> {
+    fn directory(&mut self, dir: &Pending, left: &mut Vec<Pending>) -> Result<(), PublishError> {
         let (mut after, mut sum) = (None, DirStat::default());
         loop {
             let page = Op::ReadDir {

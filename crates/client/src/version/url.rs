@@ -87,7 +87,8 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let volume = dir.path().join("v").to_string_lossy().into_owned();
-        format(&volume, NewVolume::plain("v", Durability::Fsync), &StoreOptions::default()).unwrap();
+        format(&volume, NewVolume::plain("v", Durability::Fsync), &StoreOptions::default())
+            .unwrap();
         is(&format!("{volume}//a@1"), &volume, "a@1");
         is(&format!("file://{volume}//a@1"), &volume, "a@1");
         let shown = parsed("s3://b/p//a?endpoint=http://h").unwrap().unwrap().to_string();

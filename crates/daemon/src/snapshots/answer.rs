@@ -20,7 +20,8 @@
 //! | `feed` | directory, `from`, `limit` | a page of a change feed: [`super::feed`] |
 //! | `clone-step` | directory | `{"names": count, "done": …}`, for `kestrel clone --eager` |
 //!
-//! `quota-set` and others of that name are [`super::quotas`], `rm-take` and others of that name
+//! `version-publish` and others of that name are [`super::versions`], `quota-set` and others of that
+//! name are [`super::quotas`], `rm-take` and others of that name
 //! [`super::removals`].
 //!
 //! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use kestrel_client::Fs;
 use kestrel_client::fs::unexpected;
+use kestrel_client::storage::Storage;
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
@@ -47,7 +49,7 @@ use super::paths::DirPaths;
 use super::record;
 use super::schedule::SnapshotSchedule;
 use super::trees::summary;
-use super::{changes, feed, quotas, removals, trash};
+use super::{changes, feed, quotas, removals, trash, versions};
 use crate::ask::path_value;
 use crate::logger::utc;
 
@@ -60,6 +62,8 @@ pub struct SnapshotEndpoint<'a> {
     pub fs: &'a Arc<Fs>,
     /// Its rows, where this process has them: the paths of directories are in them.
     pub engine: Option<&'a dyn Engine>,
+    /// Where its data is, and its published versions.
+    pub storage: &'a Storage,
 }
 
 /// Whether an act changes something.
@@ -80,6 +84,18 @@ impl SnapshotEndpoint<'_> {
     /// # Errors
     /// In words, with what to do.
     pub fn answer(&self, question: &Value) -> Result<Value, String> {
+        self.answer_telling(question, &mut |_| true)
+    }
+
+    /// The same; `tell` tells how far a publication has come.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn answer_telling(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
         let calls = SnapshotCalls::new(self.fs, creds_of(&question["creds"])?);
         let act = question["act"].as_str().ok_or("the question does not say what is to be done")?;
         let dir = || directory(&calls, question);
@@ -113,6 +129,9 @@ impl SnapshotEndpoint<'_> {
                 Ok(json!({ "names": step.names, "done": step.done }))
             }
             "feed" => feed::answer(&calls, question, dir()?),
+            _ if act.starts_with("version-") => {
+                versions::answer(&calls, self.storage, question, tell)
+            }
             _ if act.starts_with("rm-") => removals::answer(&calls, question),
             _ if act.starts_with("trash-") => trash::answer(&calls, question),
             _ if act.starts_with("quota-") => {

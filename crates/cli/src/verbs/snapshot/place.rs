@@ -15,7 +15,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::volume::MountedVolume;
-use kestrel_daemon::ask::{ask, locate, path_value};
+use kestrel_daemon::ask::{ask_with, locate, path_value};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::snapshots::answer::SnapshotEndpoint;
@@ -266,7 +266,25 @@ impl Place {
     }
 
     /// Asks about this directory: `question` has the act and what it takes.
-    pub fn ask(&mut self, mut question: Value) -> Result<Value, Failure> {
+    pub fn ask(&mut self, question: Value) -> Result<Value, Failure> {
+        self.ask_within(question, QUICK, &mut |_| ())
+    }
+
+    /// The same for what takes as long as it takes; `on_event` gets what is told meanwhile.
+    pub fn ask_at_length(
+        &mut self,
+        question: Value,
+        on_event: &mut dyn FnMut(Value),
+    ) -> Result<Value, Failure> {
+        self.ask_within(question, None, on_event)
+    }
+
+    fn ask_within(
+        &mut self,
+        mut question: Value,
+        limit: Option<Duration>,
+        on_event: &mut dyn FnMut(Value),
+    ) -> Result<Value, Failure> {
         question["verb"] = "snapshot".into();
         question["creds"] = own_creds();
         for name in ["dir", "path"] {
@@ -277,17 +295,23 @@ impl Place {
                 question[name] = value.clone();
             }
         }
-        let fs = match &self.answerer {
+        let mut tell = |event: &Value| {
+            on_event(event.clone());
+            true
+        };
+        let (fs, storage) = match &self.answerer {
             Answerer::Kernel(dir) => return dot_snap::answer(dir, &question, &self.shown),
             Answerer::Mount(dir) => {
                 let unserved = || {
                     let dir = dir.display();
                     self.fail(format!("nobody serves the volume {dir}; mount it again"))
                 };
-                return self.told(ask(VERB, dir, &question, QUICK))?.ok_or_else(unserved);
+                let told = ask_with(VERB, dir, &question, limit, on_event);
+                return self.told(told)?.ok_or_else(unserved);
             }
             Answerer::Volume(dir, store) => {
-                if let Some(answer) = self.told(ask(VERB, dir, &question, QUICK))? {
+                let told = ask_with(VERB, dir, &question, limit, on_event);
+                if let Some(answer) = self.told(told)? {
                     return Ok(answer);
                 }
                 let url = dir.to_string_lossy();
@@ -295,17 +319,20 @@ impl Place {
                 let own =
                     volume.serve(&of_verb(store.options()), false).map_err(|why| self.fail(why))?;
                 self.answerer = Answerer::Own(Box::new(own));
-                return self.ask(question);
+                return self.ask_within(question, limit, on_event);
             }
             Answerer::Own(own) => {
                 let engine = Some(&*own.volume.engine);
-                return SnapshotEndpoint { fs: &own.fs, engine }
-                    .answer(&question)
+                let storage = &*own.volume.storage;
+                return SnapshotEndpoint { fs: &own.fs, engine, storage }
+                    .answer_telling(&question, &mut tell)
                     .map_err(|why| self.fail(why));
             }
-            Answerer::Client(client) => &client.fs,
+            Answerer::Client(client) => (&client.fs, &*client.storage),
         };
-        SnapshotEndpoint { fs, engine: None }.answer(&question).map_err(|why| self.fail(why))
+        SnapshotEndpoint { fs, engine: None, storage }
+            .answer_telling(&question, &mut tell)
+            .map_err(|why| self.fail(why))
     }
 
     /// An answer of another process; its error says what it is about.

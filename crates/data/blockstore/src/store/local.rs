@@ -220,8 +220,7 @@ impl LocalStore {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_ours = key::parse_prefix(&name).is_some() && entry.file_type()?.is_dir();
-            let others =
-                [key::MARKER, key::DUMPS, key::VERSIONS, key::ARCHIVE, key::TIER_MARKER];
+            let others = [key::MARKER, key::DUMPS, key::VERSIONS, key::ARCHIVE, key::TIER_MARKER];
             if !is_ours && !others.contains(&&*name) {
                 unknown.push(format!("{}/{name}", key::ROOT));
             }

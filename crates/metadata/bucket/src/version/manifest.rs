@@ -44,6 +44,8 @@ pub fn check_name(name: &str) -> Result<(), String> {
 pub struct VersionSource {
     /// Inode number of the directory.
     pub dir: u64,
+    /// Inode number of the directory that the snapshot is of: this one, or one above.
+    pub snapshot_dir: u64,
     /// The snapshot's number: the commit timestamp of the moment.
     pub snapshot: u64,
     /// The snapshot's name when the version was made, as bytes.
@@ -174,7 +176,8 @@ impl VersionManifest {
         if found.name != name {
             return Err(bad("it is that of another version"));
         }
-        let is_id = |text: &str| kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16);
+        let is_id =
+            |text: &str| kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16);
         if !is_id(&found.id) || !is_id(&found.volume) {
             return Err(bad("it has no identity"));
         }
@@ -210,8 +213,13 @@ mod tests {
     use super::*;
 
     fn sample() -> VersionManifest {
-        let source =
-            VersionSource { dir: 7, snapshot: 99, snapshot_name: b"monday".into(), owned: true };
+        let source = VersionSource {
+            dir: 7,
+            snapshot_dir: 7,
+            snapshot: 99,
+            snapshot_name: b"monday".into(),
+            owned: true,
+        };
         let mut made = VersionManifest::new("imagenet@v3", &[7; 16], &[9; 16], source);
         let table = |first: &[u8], last: &[u8]| TableRecord {
             id: 1,

@@ -29,7 +29,10 @@ pub struct VersionPlace {
 }
 
 /// The error of a call to the store.
-pub(super) fn failed(store: &dyn NamedStore, why: &kestrel_blockstore::error::Error) -> EngineError {
+pub(super) fn failed(
+    store: &dyn NamedStore,
+    why: &kestrel_blockstore::error::Error,
+) -> EngineError {
     match health::failed(store, why) {
         EngineError::NoSpace => EngineError::Io(format!("{}: the store is full", store.shown())),
         _ => EngineError::Io(format!("{}: {why}", store.shown())),
@@ -73,6 +76,11 @@ impl VersionRegistry {
     /// Those of this volume.
     pub fn new(place: VersionPlace, volume: Uuid) -> Self {
         Self { place, volume }
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &Uuid {
+        &self.volume
     }
 
     /// Where the versions are.
@@ -189,16 +197,7 @@ impl VersionRegistry {
     /// The store's, and as for [`VersionRegistry::ids`].
     pub fn leftovers(&self, age: Duration) -> Result<Vec<VersionId>, EngineError> {
         let store = &self.place.store;
-        let found = store.list(DATA).map_err(|why| self.failed(&why))?;
-        let mut parts: BTreeMap<VersionId, bool> = BTreeMap::new();
-        for (object, _) in found {
-            let id_of = |object: &str| {
-                let (id, part) = object.strip_prefix(DATA)?.split_once('/')?;
-                Some((VersionId::try_from(from_hex(id)?).ok()?, part == WRITER))
-            };
-            let Some((id, is_writer)) = id_of(&object) else { continue };
-            *parts.entry(id).or_default() |= is_writer;
-        }
+        let parts = self.data()?;
         // After the listing: what has got a name meanwhile is not left over.
         let named = self.ids()?;
         let mut left = Vec::new();
@@ -214,6 +213,30 @@ impl VersionRegistry {
             }
         }
         Ok(left)
+    }
+
+    /// Identities of all versions that have objects beside their names, with a name, being written
+    /// or left over.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn data_ids(&self) -> Result<HashSet<VersionId>, EngineError> {
+        Ok(self.data()?.into_keys().collect())
+    }
+
+    /// The same, and whether the writer's object is there.
+    fn data(&self) -> Result<BTreeMap<VersionId, bool>, EngineError> {
+        let id_of = |object: &str| {
+            let (id, part) = object.strip_prefix(DATA)?.split_once('/')?;
+            Some((VersionId::try_from(from_hex(id)?).ok()?, part == WRITER))
+        };
+        let mut parts = BTreeMap::new();
+        for (object, _) in self.place.store.list(DATA).map_err(|why| self.failed(&why))? {
+            if let Some((id, is_writer)) = id_of(&object) {
+                *parts.entry(id).or_default() |= is_writer;
+            }
+        }
+        Ok(parts)
     }
 
     /// Removes all versions of the volume, names first. Another volume's stay.

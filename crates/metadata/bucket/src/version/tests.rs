@@ -12,7 +12,8 @@ use super::*;
 const VOLUME: [u8; 16] = [7; 16];
 
 fn source() -> VersionSource {
-    VersionSource { dir: 1, snapshot: 5, snapshot_name: b"s".into(), owned: true }
+    let snapshot_name = b"s".into();
+    VersionSource { dir: 1, snapshot_dir: 1, snapshot: 5, snapshot_name, owned: true }
 }
 
 struct World {

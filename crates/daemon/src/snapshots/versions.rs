@@ -1,0 +1,274 @@
+//! Answers to questions of `kestrel publish` and `kestrel version`.
+//!
+//! | act | further fields | answer |
+//! | --- | --- | --- |
+//! | `version-publish` | directory, `snapshot` or `null`, `name` | the version |
+//! | `version-rename` | `name`, `to` | `null` |
+//! | `version-delete` | `name` | `null` |
+//! | `version-clean` | `older`: seconds | `{"removed": count, "released": count}` |
+//!
+//! **What keeps a version's data.** A version refers to the file data of the volume and copies none.
+//! Its snapshot keeps that data: a tag with the version's identity holds the snapshot, so neither a
+//! person nor a schedule removes it, and gc and fsck know nothing of versions. The tag is put on
+//! before anything is written and taken away after the version's name is gone. What a process that
+//! was killed in between leaves is found by `version-clean`: a tag whose version has no objects.
+
+use std::time::Duration;
+
+use kestrel_client::descriptor::random;
+use kestrel_client::storage::Storage;
+use kestrel_client::version::{
+    Publication, PublishError, VersionFigures, VersionId, VersionManifest, VersionRegistry,
+    VersionSource, VersionWriter, check_name, publish,
+};
+use kestrel_types::hex::{from_hex, to_hex};
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::Name;
+use kestrel_types::snapshot::SnapshotInfo;
+use serde_json::{Value, json};
+
+use super::calls::{SnapshotCalls, told};
+use super::named::{directory, name_of, shown_name};
+use crate::ask::path_value;
+use crate::logger::utc;
+
+/// How tags of versions begin; the identity follows.
+const TAG: &str = "version-";
+
+/// Answers one question.
+///
+/// # Errors
+/// In words, with what to do.
+pub fn answer(
+    calls: &SnapshotCalls<'_>,
+    storage: &Storage,
+    question: &Value,
+    tell: &mut dyn FnMut(&Value) -> bool,
+) -> Result<Value, String> {
+    let registry = || storage.versions().map_err(|why| why.to_string());
+    match question["act"].as_str().unwrap_or_default() {
+        "version-publish" => make(calls, storage, question, tell),
+        "version-rename" => {
+            let (registry, to) = (registry()?, text(question, "to")?);
+            check_name(&to)?;
+            let found = own_version(calls, &registry, &text(question, "name")?)?;
+            match registry.rename(&found, &to).map_err(|why| why.to_string())? {
+                true => Ok(Value::Null),
+                false => Err(taken(&to)),
+            }
+        }
+        "version-delete" => {
+            let registry = registry()?;
+            let found = own_version(calls, &registry, &text(question, "name")?)?;
+            if registry.remove(&found).map_err(|why| why.to_string())? {
+                let root = SnapshotCalls::as_root(calls.fs());
+                release(&root, &found.source, &found.id_bytes())?;
+            }
+            Ok(Value::Null)
+        }
+        "version-clean" => {
+            let older = question["older"].as_u64().ok_or("the question has no age")?;
+            clean(calls, &registry()?, Duration::from_secs(older))
+        }
+        other => Err(format!(
+            "the serving process does not know {other:?}; it may be older than this program"
+        )),
+    }
+}
+
+/// A version for programs.
+pub fn describe(version: &VersionManifest) -> Value {
+    let VersionFigures { files, directories, bytes } = version.figures;
+    json!({
+        "name": version.name,
+        "id": version.id,
+        "created": utc(version.created),
+        "created_ns": version.created,
+        "user": version.user,
+        "files": files,
+        "directories": directories,
+        "bytes": bytes,
+        "tables": version.tables(),
+        "table_bytes": version.table_bytes(),
+        "rows": version.rows,
+        "dir": version.source.dir,
+        "snapshot": path_value(&version.source.snapshot_name),
+        "snapshot_id": version.source.snapshot,
+    })
+}
+
+fn text(question: &Value, field: &str) -> Result<String, String> {
+    let text = question[field].as_str().ok_or_else(|| format!("the question has no {field}"))?;
+    Ok(text.to_string())
+}
+
+fn taken(name: &str) -> String {
+    format!("there is a version {name} already, and a version never changes; choose another name")
+}
+
+fn tag_of(id: &VersionId) -> Result<Name, String> {
+    Name::new(format!("{TAG}{}", to_hex(id)).as_bytes()).map_err(|why| why.reason.to_string())
+}
+
+/// The version of a name, for its publisher and root.
+fn own_version(
+    calls: &SnapshotCalls<'_>,
+    registry: &VersionRegistry,
+    name: &str,
+) -> Result<VersionManifest, String> {
+    let found = registry.find(name).map_err(|why| why.to_string())?;
+    let found = found.ok_or_else(|| {
+        format!("there is no version {name}; `kestrel version list` shows those that there are")
+    })?;
+    let user = calls.creds().uid;
+    if user != 0 && user != found.user {
+        return Err(format!(
+            "version {name}: only user {}, who published it, and root may",
+            found.user
+        ));
+    }
+    Ok(found)
+}
+
+/// The snapshot to publish: the one that is named as `.snap` shows it, or a new one.
+fn snapshot_for(
+    calls: &SnapshotCalls<'_>,
+    dir: InodeId,
+    question: &Value,
+    id: &VersionId,
+) -> Result<(SnapshotInfo, bool), String> {
+    if question["snapshot"].is_null() {
+        calls.flush_all();
+        let name = Name::new(format!("{TAG}{}", to_hex(&id[..4])).as_bytes());
+        let name = name.map_err(|why| why.reason.to_string())?;
+        return calls.create(dir, name).map(|made| (made, true)).map_err(|why| told(&why));
+    }
+    let shown = name_of(question, "snapshot")?;
+    let found = calls.list(Some(dir), true).map_err(|why| told(&why))?;
+    let is_it = |one: &SnapshotInfo| !one.removing && *shown_name(one, dir) == *shown.as_bytes();
+    found.into_iter().find(is_it).map(|one| (one, false)).ok_or_else(|| {
+        let name = String::from_utf8_lossy(shown.as_bytes()).into_owned();
+        format!("there is no snapshot {name}; `kestrel snapshot list` shows those that there are")
+    })
+}
+
+fn make(
+    calls: &SnapshotCalls<'_>,
+    storage: &Storage,
+    question: &Value,
+    tell: &mut dyn FnMut(&Value) -> bool,
+) -> Result<Value, String> {
+    let name = text(question, "name")?;
+    check_name(&name)?;
+    let registry = storage.versions_to_publish().map_err(|why| why.to_string())?;
+    if registry.find(&name).map_err(|why| why.to_string())?.is_some() {
+        return Err(taken(&name));
+    }
+    let dir = directory(calls, question)?;
+    let id: VersionId = random().map_err(|why| why.to_string())?;
+    let (snapshot, owned) = snapshot_for(calls, dir, question, &id)?;
+    let source = VersionSource {
+        dir,
+        snapshot_dir: snapshot.dir,
+        snapshot: snapshot.id,
+        snapshot_name: snapshot.name.as_bytes().to_vec(),
+        owned,
+    };
+    // The writer's object first: `version-clean` takes a tag without objects for left over.
+    let writer = VersionWriter::begin(registry.place(), id).map_err(|why| why.to_string());
+    let held = writer.and_then(|writer| {
+        let held = calls.hold(snapshot.dir, snapshot.name, tag_of(&id)?, true);
+        held.map(|()| writer).map_err(|why| told(&why))
+    });
+    let published = held.and_then(|writer| {
+        let what =
+            Publication { name: name.clone(), id, source: source.clone(), user: calls.creds().uid };
+        let mut progress = |done: &VersionFigures| {
+            tell(&json!({ "files": done.files, "directories": done.directories }));
+        };
+        publish(calls.fs(), &registry, (writer, what), &mut progress).map_err(|why| match why {
+            PublishError::Taken => taken(&name),
+            PublishError::Failed(why) => why.to_string(),
+        })
+    });
+    match published {
+        Ok(manifest) => Ok(describe(&manifest)),
+        Err(why) => {
+            // What cannot be taken back now is left over, for `kestrel version clean`.
+            let _ = registry.remove_data(&id);
+            let _ = release(calls, &source, &id);
+            Err(why)
+        }
+    }
+}
+
+/// Takes a version's tag off its snapshot, and removes the snapshot if it was made for the version.
+fn release(
+    calls: &SnapshotCalls<'_>,
+    source: &VersionSource,
+    id: &VersionId,
+) -> Result<(), String> {
+    // It may have another name by now.
+    let found = calls.list(Some(source.snapshot_dir), false).map_err(|why| told(&why))?;
+    let Some(snapshot) = found.into_iter().find(|one| one.id == source.snapshot) else {
+        return Ok(());
+    };
+    release_snapshot(calls, &snapshot, tag_of(id)?, source.owned)
+}
+
+fn release_snapshot(
+    calls: &SnapshotCalls<'_>,
+    snapshot: &SnapshotInfo,
+    tag: Name,
+    owned: bool,
+) -> Result<(), String> {
+    match calls.hold(snapshot.dir, snapshot.name.clone(), tag, false) {
+        Ok(()) => {}
+        Err(why) if why.errno == libc::ENOENT => {}
+        Err(why) => return Err(told(&why)),
+    }
+    if !owned || snapshot.removing {
+        return Ok(());
+    }
+    match calls.remove(snapshot.dir, snapshot.name.clone()) {
+        Ok(()) => Ok(()),
+        // Another tag, of a person, holds it by now.
+        Err(why) if matches!(why.errno, libc::ENOENT | libc::EBUSY) => Ok(()),
+        Err(why) => Err(told(&why)),
+    }
+}
+
+/// Removes what publications and deletions that were cut short have left.
+fn clean(
+    calls: &SnapshotCalls<'_>,
+    registry: &VersionRegistry,
+    older: Duration,
+) -> Result<Value, String> {
+    if calls.creds().uid != 0 {
+        return Err("only root may clean up".into());
+    }
+    let failed = |why: kestrel_engine::EngineError| why.to_string();
+    // Before the objects are listed: whose tag is seen here has its objects already.
+    let snapshots = calls.list(None, false).map_err(|why| told(&why))?;
+    let mut removed = 0;
+    for id in registry.leftovers(older).map_err(failed)? {
+        registry.remove_data(&id).map_err(failed)?;
+        removed += 1;
+    }
+    let there = registry.data_ids().map_err(failed)?;
+    let mut released = 0;
+    for snapshot in snapshots {
+        for tag in snapshot.holds.clone() {
+            let id = tag.as_bytes().strip_prefix(TAG.as_bytes());
+            let id = id.and_then(|id| std::str::from_utf8(id).ok()).and_then(from_hex);
+            let Some(id) = id.and_then(|id| VersionId::try_from(id).ok()) else { continue };
+            if !there.contains(&id) {
+                let owned = format!("{TAG}{}", to_hex(&id[..4]));
+                let owned = snapshot.name.as_bytes() == owned.as_bytes();
+                release_snapshot(calls, &snapshot, tag, owned)?;
+                released += 1;
+            }
+        }
+    }
+    Ok(json!({ "removed": removed, "released": released }))
+}
