@@ -110,7 +110,7 @@ pub fn run(args: &DumpArgs) -> Result<ExitStatus, Failure> {
     let asked = match of_nodes(args, &file)? {
         Some(done) => Some(done),
         None => {
-            let dir = locate("dump", &args.volume)?;
+            let dir = locate("dump", &args.volume, args.store.credentials.as_deref())?;
             Descriptor::read(&dir).map_err(|why| fail(&why))?;
             ask("dump", &dir, &question, None)?
         }

@@ -125,7 +125,7 @@ fn repair_event(finding: &Finding, fix: &Fix) -> Value {
 
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::of("fsck", &args.volume)?;
+    let target = Target::of("fsck", &args.volume, args.store.credentials.as_deref())?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
             "fsck: --repair needs the volume itself: stop the server and run it there, on the \

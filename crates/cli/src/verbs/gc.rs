@@ -98,7 +98,7 @@ impl Printer {
 
 /// Collects.
 pub fn run(args: &GcArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::of("gc", &args.volume)?;
+    let target = Target::of("gc", &args.volume, args.store.credentials.as_deref())?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
     let found = Printer::KINDS.map(|kind| (kind.to_string(), Value::Array(Vec::new())));

@@ -143,7 +143,7 @@ fn show(args: &ShowArgs) -> Result<ExitStatus, Failure> {
     let (dir, descriptor) = if RemoteUrl::is_one(&args.volume) {
         (PathBuf::from(&args.volume), node_at(&args.volume)?.descriptor)
     } else {
-        let dir = locate("key", &args.volume)?;
+        let dir = locate("key", &args.volume, None)?;
         let descriptor = Descriptor::read(&dir).map_err(failed)?;
         (dir, descriptor)
     };
@@ -202,7 +202,7 @@ fn rotate(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.volume) {
         return rotate_served(args);
     }
-    let dir = locate("key", &args.volume)?;
+    let dir = locate("key", &args.volume, None)?;
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
     let now = SystemClock.now();
     let (descriptor, dirs) = if at_rest::is_meant("key", &args.volume, &args.nodes) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kestrel_client::control::QUICK;
-use kestrel_client::descriptor::Descriptor;
+use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
@@ -15,6 +15,7 @@ use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::Serving;
+use kestrel_daemon::ask::{locate, locate_anew};
 use kestrel_daemon::atime;
 use kestrel_daemon::backup_schedule::{BackupScheduler, Schedule};
 use kestrel_daemon::collector::{Collecting, Collector};
@@ -32,7 +33,7 @@ use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::TlsMode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
-use super::{ask_with, control_dir, locate};
+use super::{ask_with, control_dir};
 use crate::args::atime::AtimeArg;
 use crate::args::store::{CacheArgs, StoreArgs};
 use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs};
@@ -216,7 +217,7 @@ fn change(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let mounted = find(&args.dir).map_err(|why| fail(&why))?;
     if let Some(entry) = mounted.filter(|entry| entry.source.as_os_str() != args.volume.as_str()) {
         let same = |path: &Path| std::fs::canonicalize(path).ok();
-        let here = same(Path::new(args.volume.trim_start_matches("file://")));
+        let here = volume_dir(&args.volume).ok().and_then(|dir| same(&dir));
         if here.is_none() || here != same(Path::new(&entry.source)) {
             let (is, source) = (&args.volume, entry.source.to_string_lossy());
             return Err(fail(&format!("{dir}: {source} is mounted there, not {is}")));
@@ -317,7 +318,7 @@ fn live_mount(dir: &Path) -> Option<MountEntry> {
 /// What can be judged without opening the volume, so that mistakes are told before a process goes
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
-    let at =
+    let mut at =
         SnapshotUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
     let volume = at.as_ref().map_or(&args.volume, |at| &at.volume);
     let source = if RemoteUrl::is_one(volume) {
@@ -331,8 +332,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         Source::Served(url)
     } else {
         args.trust.is_none()?;
-        let volume = locate("mount", volume)?;
+        // The process in the background is told by the one that starts it.
+        let find = if args.process.report_readiness { locate } else { locate_anew };
+        let volume = find("mount", volume, args.store.credentials.as_deref())?;
         Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
+        if let Some(at) = &mut at {
+            // By it other commands find the process.
+            at.volume = volume.to_string_lossy().into_owned();
+        }
         Source::Here(volume)
     };
     let dir = &args.dir;

@@ -50,7 +50,7 @@ fn target(args: &StatusArgs) -> Result<Target, Failure> {
     {
         return Ok(Target::Here(control_dir(&entry)));
     }
-    Target::of("status", &args.volume)
+    Target::of("status", &args.volume, args.store.credentials.as_deref())
 }
 
 /// Shows it.

@@ -166,7 +166,7 @@ pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
 /// Asks the process that has the volume open, or opens it.
 fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     question["verb"] = "token".into();
-    let target = Target::of("token", volume)?;
+    let target = Target::of("token", volume, None)?;
     if let Some(answer) = target.ask("token", &question, QUICK, &mut |_| ())? {
         return Ok(answer);
     }
@@ -188,7 +188,7 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
         SystemClock.now().saturating_add(time)
     });
     // Only the asker sees its key: it does not travel.
-    let authority = match (args.certificate, Target::of("token", &args.volume)?) {
+    let authority = match (args.certificate, Target::of("token", &args.volume, None)?) {
         (false, _) => None,
         (true, Target::Here(dir)) => Some(Descriptor::authority_at(&dir).map_err(fail)?),
         (true, Target::Served(_)) => {

@@ -48,6 +48,7 @@
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
 //! | `holder` | the process that has the rows open |
+//! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
 //! | `hex`, `wire` | fields of the formats |
 
@@ -57,6 +58,7 @@ mod hex;
 mod holder;
 mod log;
 mod manifest;
+mod process;
 mod recover;
 mod sender;
 mod shared;
@@ -82,6 +84,7 @@ use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
 use holder::Stopper;
+pub use process::ProcessMark;
 use shared::EngineShared;
 pub use url::BucketUrl;
 

@@ -28,7 +28,7 @@ pub struct CaArgs {
 
 /// Prints it.
 pub fn run(args: &CaArgs) -> Result<ExitStatus, Failure> {
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate_directory("cluster", &args.directory)?;
     let authority = Descriptor::authority_at(&dir).map_err(failed)?;
     let (fingerprint, certificate) =
         (authority.fingerprint().to_string(), authority.certificate_pem());
