@@ -85,8 +85,9 @@ impl StateRecord {
 /// The file with the credentials of the store of the volume at `dir`: the one that is given, or the
 /// one that its state directory names.
 pub(crate) fn credentials_for(dir: &Path, given: Option<&Path>) -> Option<PathBuf> {
+    // Objects may be named without a volume.
     match StateRecord::read(dir) {
-        Ok(Some(record)) => record.credentials(given),
+        Ok(Some(record)) if !dir.as_os_str().is_empty() => record.credentials(given),
         _ => given.map(Path::to_path_buf),
     }
 }

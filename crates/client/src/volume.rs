@@ -33,7 +33,7 @@ use crate::fs::Fs;
 use crate::memory::MemoryPlan;
 use crate::metadata::{Embedded, Hosted, Metadata};
 use crate::object_ids::ObjectNumbers;
-use crate::state_dir::StateRecord;
+use crate::state_dir::{StateRecord, is_bucket_url};
 use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
@@ -52,7 +52,7 @@ use assembly::Assembly;
 pub use bucket::discard;
 pub use cluster::{form, join};
 pub use engine::discard_rows;
-pub use format::{NewVolume, format};
+pub use format::NewVolume;
 pub use lock::VolumeLock;
 pub use ownership::{has_left, holder_of, stand_in};
 pub use salvage::{Salvaged, salvage};
@@ -107,8 +107,25 @@ impl Default for Resources {
     }
 }
 
-/// Directory of the volume that a URL names ([`find_volume`]). `is_fresh`: what a bucket says of the
-/// volume is read anew, unless a process here has it open.
+/// Creates a volume in a directory that is missing or empty, or in a bucket; with `force`, replaces
+/// a volume that is there, unless something else is among what would be removed.
+///
+/// # Errors
+/// Names what is in the way. Nothing of an existing volume is touched before all checks have
+/// passed.
+pub fn format(
+    url: &str,
+    new: NewVolume,
+    options: &StoreOptions,
+) -> Result<Descriptor, VolumeError> {
+    match is_bucket_url(url) {
+        true => bucket::format(url, new, options),
+        false => format::format_directory(url, new, options),
+    }
+}
+
+/// Directory of the volume that a URL names ([`find_volume`]). `is_fresh`: what a bucket says of
+/// the volume is read anew, unless a process here has it open.
 ///
 /// # Errors
 /// As for [`find_volume`].

@@ -54,7 +54,7 @@ enum BackupVerb {
 
 #[derive(Debug, Args)]
 struct NowArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     volume: String,
     /// Of a cluster with no node running: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
@@ -80,7 +80,7 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 struct FetchArgs {
-    /// The volume: a path or file:///path; or where its objects are: s3://… or file:///path
+    /// The volume: a path, file:///path or s3://…; or where its objects are: s3://… or file:///path
     place: String,
     /// File to write
     file: PathBuf,
@@ -99,7 +99,7 @@ struct FetchArgs {
 
 #[derive(Debug, Args)]
 struct PruneArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     volume: String,
     /// How many of the newest are kept
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]

@@ -34,7 +34,7 @@ everything, on one node or on several, whatever it was dumped from. By URL it ta
 administer, and room for a copy of the metadata beside the file. The format is JSON Lines, described
 in docs/format/dump.md.")]
 pub struct DumpArgs {
-    /// The volume: a path, file:///path or, where it is served, kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or, where it is served, kestrel://host[:port]/NAME
     pub volume: String,
     /// File to write
     pub file: PathBuf,

@@ -30,6 +30,7 @@ pub enum DurabilityArg {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel format /data/vol
+  kestrel format 's3://bucket/photos?region=eu-1'
   kestrel format /data/vol --name photos --durability commit
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
   kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage \
@@ -41,9 +42,11 @@ pub enum DurabilityArg {
 Credentials of a store are never kept in the volume: see --credentials. A volume that several
 metadata nodes share is made by `kestrel cluster init`.")]
 pub struct FormatArgs {
-    /// Where: a path or file:///path; missing or empty
+    /// Where: a path or file:///path, missing or empty; or
+    /// s3://BUCKET/PREFIX[?endpoint=URL&region=NAME], which has metadata and file data then (see
+    /// docs/operations/bucket.md)
     pub volume: String,
-    /// When changes survive power loss: fsync by default, commit with --metadata
+    /// When changes survive power loss: fsync by default, commit with --metadata or in a bucket
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
     #[command(flatten)]
@@ -53,7 +56,7 @@ pub struct FormatArgs {
 /// What a new volume is to be, wherever its metadata is.
 #[derive(Debug, Args)]
 pub struct NewVolumeArgs {
-    /// Name of the volume; the directory's by default
+    /// Name of the volume; the directory's by default, or the last part of the bucket's prefix
     #[arg(long)]
     pub name: Option<String>,
     /// Where file data goes: file:///path, missing or empty; or
@@ -99,7 +102,7 @@ pub struct NewVolumeArgs {
 }
 
 impl NewVolumeArgs {
-    /// The volume to make at `place` for `verb`, by whose last part it is called.
+    /// The volume to make at `place` for `verb`. Its name is the last part of that by default.
     pub fn new_volume(
         &self,
         verb: &str,

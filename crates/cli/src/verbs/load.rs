@@ -56,7 +56,8 @@ them at once, where one machine reaches their directories and none runs.")]
 pub struct LoadArgs {
     /// The dump
     pub file: PathBuf,
-    /// Volume to create: a path or file:///path; missing or empty, or a volume that holds no files
+    /// Volume to create: a path or file:///path, missing or empty, or s3://…; or a volume that
+    /// holds no files
     pub volume: String,
     /// Of a cluster: the directories of all other nodes
     #[arg(value_name = "NODE")]

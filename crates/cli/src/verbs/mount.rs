@@ -12,6 +12,7 @@ use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::Serving;
@@ -61,6 +62,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount kestrel://meta1:9440/photos /mnt/photos
   kestrel mount /data/vol /mnt/data -o remount,ro
   kestrel mount /data/vol /mnt/data --atime relatime
+  kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
 
@@ -71,7 +73,8 @@ otherwise.
 
 All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port][,host2…]/NAME
+    /// The volume: a path, file:///path, s3://BUCKET/PREFIX[?endpoint=URL&region=NAME] or
+    /// kestrel://host[:port][,host2…]/NAME
     ///
     /// With @SNAPSHOT or :/DIR@SNAPSHOT behind it: the volume, or a directory of it, as it was at
     /// that snapshot, read-only.
@@ -418,9 +421,10 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     };
     let (pid, log) =
         args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
+    let base = args.volume.split('?').next().filter(|_| is_bucket_url(&args.volume));
     println!(
         "{} is mounted on {} (process {pid}, log {})",
-        plan.name(),
+        base.map_or_else(|| plan.name(), String::from),
         plan.dir.display(),
         log.display()
     );

@@ -28,7 +28,8 @@ use crate::args::store::StoreArgs;
   kestrel status file:///data/vol --json
   kestrel status kestrel://meta1/photos")]
 pub struct StatusArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or a directory of a mount
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME; or a directory of a
+    /// mount
     pub volume: String,
     /// Show everything: settings, transport, memory, each client and each node
     #[arg(short, long)]

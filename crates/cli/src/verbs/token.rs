@@ -56,7 +56,7 @@ enum Action {
   (umask 077; kestrel token create /data/vol --name gpu17 --certificate >gpu17.pem)
   kestrel mount 'kestrel://10.0.0.1/photos?ca=sha256:…&cert=/root/gpu17.pem' /mnt")]
 struct CreateArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// For people: 1 to 64 bytes
@@ -102,7 +102,7 @@ struct CreateArgs {
   kestrel token list /data/vol --json
   kestrel token prune /data/vol")]
 struct ListArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// Print JSON
@@ -116,7 +116,7 @@ struct ListArgs {
   kestrel token show /data/vol trainer
   kestrel token revoke /data/vol 9f86d081884c7d65")]
 struct OneArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// The token's name or number

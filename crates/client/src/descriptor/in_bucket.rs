@@ -1,7 +1,7 @@
 //! The descriptor of a volume that a bucket has all of: the named object [`NAME`]
 //! (`docs/format/bucket.md`). The descriptor in the volume's state directory is a copy of it.
 //!
-//! While `kestrel format` runs, the object holds an [`UnfinishedFormat`]: who formats, and which
+//! While `kestrel format` runs, the object holds an [`UnfinishedFormat`]: the process, and which
 //! volumes have left something below the prefix. The descriptor takes its place when all else is
 //! there. Every step replaces what was read, so that of two processes one goes on and the other is
 //! told, however long a process was stopped.
@@ -161,8 +161,8 @@ impl BucketDescriptor {
         match self.read()? {
             (Published::Volume(found), Some(tag)) => Ok((*found, tag)),
             (Published::Unfinished(format, _), _) => Err(VolumeError::Invalid(format!(
-                "{}: a `kestrel format` by {} has not come to its end; if that process has ended, \
-                 format again",
+                "{}: {} began to make a volume and has not come to its end; if that process has \
+                 ended, run `kestrel format` again",
                 self.base, format.process.words
             ))),
             _ => Err(VolumeError::NotAVolume(self.url.clone().into())),
@@ -246,7 +246,7 @@ impl Descriptor {
         Leftover { volume: self.uuid.clone(), storage }
     }
 
-    /// The same as this machine reaches the volume, whose bucket is at `url`.
+    /// The same as this machine reaches the volume: its bucket is at `url`.
     fn seen_at(mut self, url: &str) -> Result<Self, VolumeError> {
         if self.settings.storage == self.metadata {
             self.settings.storage = Some(url.into());
@@ -471,7 +471,7 @@ mod tests {
         is(&[&text[..9], b"\xc3", &text[10..]].concat(), &corrupt);
         is(newer.as_bytes(), &|why| matches!(why, VolumeError::Newer(_, 9)));
         is(newer_mark.as_bytes(), &|why| matches!(why, VolumeError::Newer(_, 2)));
-        is(&mark, &|why| why.to_string().contains("format again"));
+        is(&mark, &|why| why.to_string().contains("not come to its end"));
     }
 
     /// The copy has the URL of this machine, and a volume that was formatted anew replaces it.

@@ -63,8 +63,8 @@ fn leftovers(
             let seconds = age / SECOND;
             if seconds < CUT_SHORT_SECONDS && !format.process.has_ended() {
                 return Err(VolumeError::Invalid(format!(
-                    "{}: it is being formatted by {}, or was {seconds} s ago; if that process has \
-                     ended, format again in {} s",
+                    "{}: {} began to format it {seconds} s ago; if that process has ended, format \
+                     again in {} s",
                     base(url),
                     format.process.words,
                     CUT_SHORT_SECONDS - seconds

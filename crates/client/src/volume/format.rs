@@ -11,12 +11,11 @@ use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
-use super::{META_DIR, VolumeLock, bucket, contents, engine};
+use super::{META_DIR, VolumeLock, contents, engine};
 use crate::accesses::AtimeMode;
 use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, directory_of};
 use crate::error::VolumeError;
 use crate::keys;
-use crate::state_dir::is_bucket_url;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
 
 /// What a new volume shall be.
@@ -61,20 +60,12 @@ impl NewVolume {
     }
 }
 
-/// Creates a volume in a directory that is missing or empty, or in a bucket; with `force`, replaces
-/// a volume that is there, unless something else is among what would be removed.
-///
-/// # Errors
-/// Names what is in the way. Nothing of an existing volume is touched before all checks have
-/// passed.
-pub fn format(
+/// See [`super::format()`]; in a directory.
+pub(super) fn format_directory(
     url: &str,
     new: NewVolume,
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
-    if is_bucket_url(url) {
-        return bucket::format(url, new, options);
-    }
     format_as(url, new, options, &|_, descriptor| Ok(descriptor))
 }
 
