@@ -161,7 +161,7 @@ killed_at() {
     test "$status" = 137
 }
 for point in begun removed made published; do
-    check "killed at bucket.format.$point" killed_at "bucket.format.$point" format "$url" --force
+    check "killed at format.$point" killed_at "format.$point" format "$url" --force
     [ $point = published ] || refuses "then there is no volume" "not come to its end" \
         on_b mount "$url" "$mnt"
 done

@@ -73,11 +73,11 @@ otherwise.
 
 All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path, s3://BUCKET/PREFIX[?endpoint=URL&region=NAME] or
+    /// The volume: a path, file:///path, s3://BUCKET/PREFIX or
     /// kestrel://host[:port][,host2…]/NAME
     ///
     /// With @SNAPSHOT or :/DIR@SNAPSHOT behind it: the volume, or a directory of it, as it was at
-    /// that snapshot, read-only.
+    /// that snapshot, read-only. What follows the ? of a URL stays at its end.
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,

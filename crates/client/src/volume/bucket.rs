@@ -130,7 +130,7 @@ impl Taken {
         storage::create(&self.dir, volume, &self.options)?;
         // The rows stay open until there is a volume: nobody removes them meanwhile.
         let rows = make_rows(&self.dir, volume, false, &self.options)?;
-        crash::point("bucket.format.made");
+        crash::point("format.made");
         let is_published = self.home.publish(volume, &self.tag)?;
         drop(rows);
         if is_published { Ok(()) } else { Err(is_taken(&self.url)) }
@@ -182,18 +182,18 @@ fn make(
     let dir = state.path();
     let _lock = VolumeLock::take(dir, "kestrel format")?;
     let taken = Taken::take(state, volume, force, options)?;
-    crash::point("bucket.format.begun");
+    crash::point("format.begun");
     let (_, old) = taken.mark.leftovers.split_last().unzip();
     // What could not be removed is removed by the next format.
     old.unwrap_or_default().iter().try_for_each(|left| taken.remove(left))?;
-    crash::point("bucket.format.removed");
+    crash::point("format.removed");
     if let Err(why) = taken.make() {
         if let Err(other) = taken.give_up() {
             log::warn!("what was made stays there until the next format: {other}");
         }
         return Err(why);
     }
-    crash::point("bucket.format.published");
+    crash::point("format.published");
     if let Err(why) = volume.write(dir) {
         log::warn!("there is no copy of the volume's descriptor here: {why}");
     }
