@@ -119,6 +119,9 @@ check "is listed" prints tuesday on_b snapshot list "$url:/d"
 check "and mounted" on_b mount "$base:/d@tuesday?$query" "$mnt"
 check "and has its files" test "$(cat "$mnt/7")" = 7
 check "umount" "$KESTREL" umount "$mnt"
+check "a clone of it" on_b clone "$base:/d@tuesday?$query" "$base:/copy?$query" --eager
+check "has its files" prints 7 on_b ls "$base:/copy?$query"
+check "and is removed" on_b rm -r "$base:/copy?$query"
 refuses "a snapshot that there is not" "no snapshot|not found|does not exist|no such" \
     on_b mount "$base@never?$query" "$mnt"
 
@@ -184,6 +187,15 @@ done
 cat "$WORK/one" "$WORK/two" | sed 's/^/     /' | cut -c1-200
 check "of two formats at once one wins" test "$wins" = 1
 check "and its volume is whole" on_b fsck "$new" --data
+
+lost=$(volume_url home/lost)
+faults 'lost-answer:kind=put,rate=0.3'
+check "format with lost answers" on_a format "$lost"
+for level in 1 2 3 4; do
+    check "a change with lost answers" on_a config "$lost" --compress "zstd:$level"
+done
+no_faults
+check "the last change is in the bucket" prints "compression *zstd:4" on_b config "$lost"
 
 echo "-- damage"
 cp "$descriptor" "$WORK/descriptor"
