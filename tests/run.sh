@@ -204,6 +204,7 @@ bucket="env KESTREL_METADATA=bucket"
 compare="COMPARE_OPS=${BUCKET_COMPARE_OPS:-1000} COMPARE_SEEDS=1"
 suites+=(
     "bucket-volume 300 tests/bucket/volume.sh"
+    "bucket-home 300 tests/bucket/home.sh"
     "bucket-semantics 600 $bucket tests/posix/semantics.sh"
     "bucket-handles 300 $bucket tests/posix/handles.sh"
     "bucket-pjdfstest 300 $bucket tests/posix/pjdfstest.sh"

@@ -57,8 +57,9 @@ pub struct ProcessArgs {
     #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"),
         value_name = "SIZE")]
     pub metadata_memory: Option<u64>,
-    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write
-    /// nothing any more. A node of a cluster that is served asks that process to end first
+    /// Metadata in PostgreSQL or a bucket: take it over from the process that has it open, which
+    /// can write nothing any more. A node of a cluster that is served asks that process to end
+    /// first
     #[arg(long)]
     pub take_over: bool,
     /// Set for the process in the background

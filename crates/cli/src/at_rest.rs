@@ -9,6 +9,7 @@ use kestrel_admin::cut::{Cut, CutError};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Volume, VolumeLock, scratch_reserve};
 use kestrel_cluster::change::records::ChangeRecords;
@@ -26,7 +27,9 @@ use crate::args::store::StoreArgs;
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {
     let is_node =
         |dir: &Path| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
-    !others.is_empty() || locate(verb, volume).is_ok_and(|dir| is_node(&dir))
+    // A bucket alone has no nodes.
+    let may_be = || !is_bucket_url(volume);
+    !others.is_empty() || (may_be() && locate(verb, volume, None).is_ok_and(|dir| is_node(&dir)))
 }
 
 /// A node that the arguments name.
@@ -41,7 +44,7 @@ fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, F
     let failed = |why: String| Failure::new(verb, why);
     let mut nodes: BTreeMap<NodeId, Named> = BTreeMap::new();
     for url in urls {
-        let dir = locate(verb, url)?;
+        let dir = locate(verb, url, None)?;
         let descriptor = Descriptor::read(&dir).map_err(|why| failed(why.to_string()))?;
         let Some(section) = descriptor.cluster.clone() else {
             let why = "not a node of a cluster; several directories are for the nodes of one";

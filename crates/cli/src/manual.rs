@@ -16,7 +16,7 @@ This page lists every command of `kestrel` by group. Each section has what `kest
 prints, and of `kestrel mount` what `--help-all` prints. The page is made from the program, and a
 test keeps the two equal (`KESTREL_BLESS=1 cargo test -p kestrel manual` writes it anew).
 
-- **VOLUME** is a path or `file:///path`; for commands that say so also
+- **VOLUME** is a path, `file:///path` or `s3://BUCKET/PREFIX`; for commands that say so also
   `kestrel://host[:port]/NAME`, a volume that is served.
 - **Sizes** are whole numbers of bytes, or end in K, M, G, T (powers of 1024). **Times** are
   seconds, or end in ms, s, m, h, d.

@@ -64,7 +64,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, RemoteUrl};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::volume::Volume;
-use kestrel_daemon::ask::{ask, ask_with, locate, path_value};
+use kestrel_daemon::ask::{ask, ask_with, locate, locate_directory, path_value};
 use kestrel_daemon::failure::Failure;
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::runtime;
@@ -82,13 +82,14 @@ enum Target {
 }
 
 impl Target {
-    /// The volume that `url` names. One in a directory has a descriptor that can be read.
-    fn of(verb: &str, url: &str) -> Result<Self, Failure> {
+    /// The volume that `url` names. One in a directory has a descriptor that can be read; that of
+    /// one in a bucket may have to be fetched, by the credentials in a file.
+    fn of(verb: &str, url: &str, credentials: Option<&Path>) -> Result<Self, Failure> {
         if RemoteUrl::is_one(url) {
             RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
             return Ok(Self::Served(url.into()));
         }
-        let dir = locate(verb, url)?;
+        let dir = locate(verb, url, credentials)?;
         Descriptor::read(&dir).map_err(|why| Failure::new(verb, why))?;
         Ok(Self::Here(dir))
     }

@@ -85,7 +85,7 @@ fn format_makes_a_volume_and_refuses_what_it_should() {
         run(&["format", &other, option, value]).expect(2, why);
         assert!(!fs::exists(&other).unwrap(), "{option} {value} left something behind");
     }
-    run(&["format", "s3://bucket/x"]).expect(2, "needs the volume's directory");
+    run(&["format", "ftp://bucket/x"]).expect(2, "needs the volume's directory");
     fs::write(place.path("file"), "x").unwrap();
     run(&["format", &place.name("file")]).expect(1, "");
     fs::create_dir(place.path("full")).unwrap();

@@ -8,6 +8,7 @@
 //! | `secret` | the secret of a volume, from which the certificates of its nodes are made |
 //! | `pending` | changes of the settings of all nodes, which may be interrupted |
 //! | `lock` | one writer of a descriptor at a time |
+//! | `in_bucket` | the descriptor of a volume that a bucket has all of |
 
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
@@ -20,16 +21,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::accesses::AtimeMode;
 use crate::error::VolumeError;
+use crate::state_dir::{StateDir, StateRecord, is_bucket_url};
 use kestrel_types::hex::to_hex;
 
 mod cluster;
 mod coding;
+mod in_bucket;
 mod lock;
 mod pending;
 mod secret;
 
 pub use cluster::ClusterSection;
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
+pub use in_bucket::{BucketDescriptor, Leftover, Published, UnfinishedFormat, find_volume};
 use lock::DescriptorLock;
 pub use secret::{SECRET_BYTES, VolumeSecret, authority_of, random};
 
@@ -455,15 +459,19 @@ impl Descriptor {
 
     /// Changes the descriptor of the volume at `dir`: all of the change is on disk when this
     /// returns, or nothing of it. May be called while the volume is in use; a process that uses it
-    /// sees the change when it opens the volume the next time.
+    /// sees the change when it opens the volume the next time. Of a volume that a bucket has all of
+    /// the descriptor there is changed, by several attempts if other machines change it, too.
     ///
     /// # Errors
     /// Those of [`Descriptor::read`], [`Descriptor::write`] and `change`; nothing is changed then.
     pub fn update(
         dir: &Path,
-        change: impl FnOnce(&mut Self) -> Result<(), VolumeError>,
+        mut change: impl FnMut(&mut Self) -> Result<(), VolumeError>,
     ) -> Result<Self, VolumeError> {
         let lock = DescriptorLock::take(dir)?;
+        if let Some(record) = StateRecord::read(dir)? {
+            return Self::update_in_bucket(dir, &record, &lock, change);
+        }
         let mut descriptor = Self::read(dir)?;
         if let Some(section) = &descriptor.cluster {
             return Err(VolumeError::Invalid(format!(
@@ -553,15 +561,7 @@ impl Descriptor {
     ) -> Result<(), VolumeError> {
         let path = dir.join(name);
         let partial = dir.join(format!("{name}.new"));
-        let sealed = Self { checksum: self.expected_checksum()?, ..self.clone() };
-        let mut text = serde_json::to_vec_pretty(&sealed)
-            .map_err(|error| VolumeError::Invalid(error.to_string()))?;
-        text.push(b'\n');
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(VolumeError::Invalid(
-                "the volume's descriptor would grow beyond 64 KiB".into(),
-            ));
-        }
+        let text = self.text()?;
         let write = || -> std::io::Result<()> {
             let mut options = File::options();
             options.write(true).create(true).truncate(true);
@@ -584,6 +584,20 @@ impl Descriptor {
             File::open(dir)?.sync_all()
         };
         write().map_err(|error| VolumeError::io("write", &path, error))
+    }
+
+    /// The descriptor as it is kept.
+    fn text(&self) -> Result<Vec<u8>, VolumeError> {
+        let sealed = Self { checksum: self.expected_checksum()?, ..self.clone() };
+        let mut text = serde_json::to_vec_pretty(&sealed)
+            .map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        text.push(b'\n');
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(VolumeError::Invalid(
+                "the volume's descriptor would grow beyond 64 KiB".into(),
+            ));
+        }
+        Ok(text)
     }
 
     fn check(&self) -> Result<(), VolumeError> {
@@ -616,11 +630,15 @@ impl Descriptor {
     }
 }
 
-/// Directory that a volume URL names: a path or `file:///path`.
+/// Directory that a volume URL names: a path, `file:///path`, or the state directory of the volume
+/// in a bucket, which need not be there ([`find_volume`]).
 ///
 /// # Errors
 /// If it is the URL of something else.
 pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
+    if is_bucket_url(url) {
+        return StateDir::of(url).map(|state| state.path().to_path_buf());
+    }
     if let Some(path) = url.strip_prefix("file://") {
         if !path.starts_with('/') {
             return Err(VolumeError::Invalid(format!(
@@ -640,12 +658,27 @@ pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
     }
     match url.split_once("://") {
         Some(_) => Err(VolumeError::Invalid(format!(
-            "{url}: this needs the volume's directory, a path or file:///PATH; run it on the \
-             machine where that is"
+            "{url}: this needs the volume's directory, a path or file:///PATH, or its bucket, \
+             s3://BUCKET/PREFIX; run it on the machine where the directory is"
         ))),
         None if url.is_empty() => Err(VolumeError::Invalid("the volume's path is empty".into())),
         None => Ok(url.into()),
     }
+}
+
+/// The same where a bucket alone will not do: for the nodes of clusters.
+///
+/// # Errors
+/// As for [`volume_dir`], and if it is the URL of a bucket.
+pub fn directory_of(url: &str) -> Result<PathBuf, VolumeError> {
+    if is_bucket_url(url) {
+        return Err(VolumeError::Invalid(
+            "s3://…: this takes a directory, a path or file:///PATH. Nodes of clusters have one \
+             each, and their metadata and file data go to a bucket with --metadata and --storage"
+                .into(),
+        ));
+    }
+    volume_dir(url)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{fmt, io};
 pub enum VolumeError {
     /// A setting or URL is out of bounds.
     Invalid(String),
-    /// There is no volume at this path.
+    /// There is no volume at this path, or in this bucket.
     NotAVolume(PathBuf),
     /// The place for a new volume is not empty.
     NotEmpty(PathBuf),
@@ -91,6 +91,14 @@ impl fmt::Display for VolumeError {
                 write!(f, "{}: {source}", dir.display())
             }
             VolumeError::Engine { dir: None, source } => write!(f, "{source}"),
+            VolumeError::NotAVolume(url) if url.starts_with("s3:") => {
+                let url = url.display();
+                write!(
+                    f,
+                    "{url}: no KestrelFS volume here; check bucket and prefix, or create one with \
+                     `kestrel format '{url}'`"
+                )
+            }
             VolumeError::NotAVolume(dir) => {
                 let dir = dir.display();
                 write!(f, "{dir}: no KestrelFS volume here; create one with `kestrel format {dir}`")

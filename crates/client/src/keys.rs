@@ -221,7 +221,7 @@ pub fn recode(
             let why = "data keys or settings would be lost; nothing was changed";
             return Err(VolumeError::Invalid(format!("{}: {why}", dir.display())));
         }
-        descriptor.coding = after;
+        descriptor.coding = after.clone();
         Ok(())
     })
 }

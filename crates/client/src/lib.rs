@@ -45,6 +45,7 @@
 //! | `subtree` | a client that sees one directory as the root |
 //! | [`storage`] | the stack of block stores: coding, disk cache, store |
 //! | [`descriptor`], [`keys`] | `kestrel.json`: what a volume is; keys of volumes |
+//! | [`state_dir`] | what a machine keeps of a volume that a bucket has all of |
 //! | [`memory`] | how much memory this process may use, and its division |
 //! | [`control`] | the control socket of a process that serves a volume |
 //! | [`listed`], `dir_stream` | attributes that came with listings; listing with stable cookies |
@@ -90,6 +91,7 @@ mod recovery;
 pub mod remote;
 pub mod snapshot;
 mod snapshot_metadata;
+pub mod state_dir;
 pub mod storage;
 mod subtree;
 mod url;

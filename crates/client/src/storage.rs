@@ -27,6 +27,7 @@ use crate::disk_space::{data_reserve, disk_bytes};
 use crate::error::VolumeError;
 use crate::keys;
 use crate::memory::MemoryPlan;
+use crate::state_dir::credentials_for;
 
 mod shared;
 
@@ -89,10 +90,16 @@ enum ObjectsUrl {
 
 impl ObjectsUrl {
     fn of(dir: &Path, settings: &Settings, options: &StoreOptions) -> Result<Self, VolumeError> {
-        settings
-            .storage
-            .as_deref()
-            .map_or_else(|| Ok(Self::Dir(dir.join(OBJECTS_DIR))), |url| Self::at(url, options))
+        let Some(url) = settings.storage.as_deref() else {
+            return Ok(Self::Dir(dir.join(OBJECTS_DIR)));
+        };
+        match Self::at(url, options)? {
+            Self::S3(s3) => {
+                let credentials = credentials_for(dir, options.credentials.as_deref());
+                Ok(Self::S3(s3.credentials_file(credentials)))
+            }
+            other => Ok(other),
+        }
     }
 
     fn at(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
@@ -203,6 +210,27 @@ pub(crate) fn erase(
     descriptor: &Descriptor,
     options: &StoreOptions,
 ) -> Result<(), VolumeError> {
+    erase_unless(dir, descriptor, options, &|_| false)
+}
+
+/// The same where another volume may have taken the place: its objects stay.
+///
+/// # Errors
+/// As for [`erase`].
+pub(crate) fn erase_own(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+) -> Result<(), VolumeError> {
+    erase_unless(dir, descriptor, options, &|why| matches!(why, OpenError::OtherVolume { .. }))
+}
+
+fn erase_unless(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+    is_fine: &dyn Fn(&OpenError) -> bool,
+) -> Result<(), VolumeError> {
     match ObjectsUrl::of(dir, &descriptor.settings, options)? {
         ObjectsUrl::S3(s3) => {
             // Its versions and dumps first: as long as there are objects the volume's marker stays,
@@ -213,6 +241,7 @@ pub(crate) fn erase(
                 match S3Store::erase(place, descriptor.uuid_bytes()) {
                     // Nothing of this volume is there.
                     Ok(_) | Err(OpenError::NoMarker { .. }) => {}
+                    Err(why) if is_fine(&why) => {}
                     Err(error) => return Err(refused(error)),
                 }
             }

@@ -4,6 +4,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `format` | making a volume |
+//! | `bucket` | making and removing a volume that a bucket has all of |
 //! | `cluster` | making a volume that several nodes share |
 //! | `token` | the token with which a node joins a cluster, in one line |
 //! | `salvage` | a new volume from the intact part of a damaged one |
@@ -26,15 +27,17 @@ use kestrel_engine::Engine;
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 
-use crate::descriptor::{Descriptor, Durability, volume_dir};
+use crate::descriptor::{Descriptor, Durability, find_volume};
 use crate::error::VolumeError;
 use crate::fs::Fs;
 use crate::memory::MemoryPlan;
 use crate::metadata::{Embedded, Hosted, Metadata};
 use crate::object_ids::ObjectNumbers;
+use crate::state_dir::{StateRecord, is_bucket_url};
 use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
+mod bucket;
 mod cluster;
 mod contents;
 mod engine;
@@ -46,9 +49,10 @@ mod token;
 
 pub use crate::disk_space::{scratch_reserve, scratch_room};
 use assembly::Assembly;
+pub use bucket::discard;
 pub use cluster::{form, join};
 pub use engine::discard_rows;
-pub use format::{NewVolume, format};
+pub use format::NewVolume;
 pub use lock::VolumeLock;
 pub use ownership::{has_left, holder_of, stand_in};
 pub use salvage::{Salvaged, salvage};
@@ -103,6 +107,32 @@ impl Default for Resources {
     }
 }
 
+/// Creates a volume in a directory that is missing or empty, or in a bucket; with `force`, replaces
+/// a volume that is there, unless something else is among what would be removed.
+///
+/// # Errors
+/// Names what is in the way. Nothing of an existing volume is touched before all checks have
+/// passed.
+pub fn format(
+    url: &str,
+    new: NewVolume,
+    options: &StoreOptions,
+) -> Result<Descriptor, VolumeError> {
+    match is_bucket_url(url) {
+        true => bucket::format(url, new, options),
+        false => format::format_directory(url, new, options),
+    }
+}
+
+/// Directory of the volume that a URL names ([`find_volume`]). `is_fresh`: what a bucket says of
+/// the volume is read anew, unless a process here has it open.
+///
+/// # Errors
+/// As for [`find_volume`].
+pub fn find(url: &str, credentials: Option<&Path>, is_fresh: bool) -> Result<PathBuf, VolumeError> {
+    find_volume(url, credentials, is_fresh, &|dir| VolumeLock::holder(dir).is_some())
+}
+
 /// The raw parts of a volume that this process has open.
 pub struct Volume {
     /// Its directory.
@@ -126,7 +156,7 @@ impl Volume {
     /// If it is not there, damaged, newer, one node's part of one, or in use; the text says which
     /// and what to do.
     pub fn open(url: &str, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
-        let dir = volume_dir(url)?;
+        let dir = find(url, resources.store.credentials.as_deref(), false)?;
         Descriptor::read(&dir)?.is_whole(&dir)?;
         Self::open_part(&dir, role, resources)
     }
@@ -138,8 +168,13 @@ impl Volume {
     /// As for [`Volume::open`].
     pub fn open_part(dir: &Path, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
         let dir = dir.to_path_buf();
-        let descriptor = Descriptor::read(&dir)?;
+        let mut descriptor = Descriptor::read(&dir)?;
         let lock = VolumeLock::take(&dir, role)?;
+        if StateRecord::read(&dir)?.is_some() {
+            // Another machine may have changed it.
+            Descriptor::refresh(&dir, resources.store.credentials.as_deref())?;
+            descriptor = Descriptor::read(&dir)?;
+        }
         Descriptor::mend(&dir);
         // Before the metadata: recovery reads file data and takes back what is not whole.
         let storage = Arc::new(Storage::open(&dir, &descriptor, &resources.store)?);

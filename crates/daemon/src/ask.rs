@@ -3,20 +3,52 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kestrel_client::descriptor::volume_dir;
+use kestrel_client::descriptor::{directory_of, volume_dir};
 use kestrel_client::error::VolumeError;
-use kestrel_client::volume::VolumeLock;
+use kestrel_client::volume::{self, VolumeLock};
 use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// Directory of the volume that `url` names, absolute.
+/// Directory of the volume that `url` names, absolute. Of a volume in a bucket that is the state
+/// directory; what it lacks comes from the bucket, by the credentials in this file.
+///
+/// # Errors
+/// If it is the URL of something else, and if the bucket has to be asked and has no volume.
+pub fn locate(verb: &str, url: &str, credentials: Option<&Path>) -> Result<PathBuf, Failure> {
+    find(verb, url, credentials, false)
+}
+
+/// The same for a volume that is going to be opened for long: what the bucket says of it now.
+///
+/// # Errors
+/// As for [`locate`].
+pub fn locate_anew(verb: &str, url: &str, credentials: Option<&Path>) -> Result<PathBuf, Failure> {
+    find(verb, url, credentials, true)
+}
+
+/// The same for a directory that a bucket cannot stand for.
 ///
 /// # Errors
 /// If it is the URL of something else.
-pub fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
-    let dir = volume_dir(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
-    Ok(std::fs::canonicalize(&dir).unwrap_or(dir))
+pub fn locate_directory(verb: &str, url: &str) -> Result<PathBuf, Failure> {
+    directory_of(url).map(absolute).map_err(|why| Failure::usage(format!("{verb}: {why}")))
+}
+
+fn find(
+    verb: &str,
+    url: &str,
+    credentials: Option<&Path>,
+    is_fresh: bool,
+) -> Result<PathBuf, Failure> {
+    // A mistake in the URL is told as one.
+    volume_dir(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
+    let found = volume::find(url, credentials, is_fresh);
+    found.map(absolute).map_err(|why| Failure::new(verb, why))
+}
+
+fn absolute(dir: PathBuf) -> PathBuf {
+    std::fs::canonicalize(&dir).unwrap_or(dir)
 }
 
 /// How long a process that has a volume open may not answer: it begins, or ends.

@@ -31,7 +31,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::placement::slot_map::ADDRESS_MAX;
 use kestrel_types::security::is_loopback;
 
-use crate::ask::{ask, locate};
+use crate::ask::{ask, locate, locate_anew};
 use crate::backup_schedule::{BackupScheduler, KeeperOptions, Schedule};
 use crate::balance::{Balancer, Pace};
 use crate::clients::Clients;
@@ -217,7 +217,9 @@ fn reached_at(in_table: Option<&str>, local: SocketAddr) -> Result<String, Strin
 
 /// What can be judged without opening the volume.
 pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
-    let volume = locate("serve", config.volume()?)?;
+    // The process in the background is told by the one that starts it.
+    let find = if config.process.report_readiness { locate } else { locate_anew };
+    let volume = find("serve", config.volume()?, config.store.credentials.as_deref())?;
     let descriptor = Descriptor::read(&volume).map_err(fail)?;
     if descriptor.cluster.is_some() && Descriptor::is_changing(&volume) {
         // The others may have the new settings or keys already: two nodes must not write by
@@ -699,7 +701,7 @@ fn audit(config: &ServeConfig, plan: &Plan) -> Result<Arc<Audit>, Failure> {
 
 /// Ends the process that serves the volume, and waits until it has.
 pub fn stop(config: &ServeConfig) -> Result<ExitStatus, Failure> {
-    let dir = locate("serve", config.volume()?)?;
+    let dir = locate("serve", config.volume()?, config.store.credentials.as_deref())?;
     Descriptor::read(&dir).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
     let status = ask("serve", &dir, &question, kestrel_client::control::QUICK)?;

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use kestrel_admin::dump::backup::{BackupRepository, Stamp};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::{Storage, StoreOptions};
 use kestrel_daemon::backup_schedule::{self, describe};
 use kestrel_daemon::failure::{ExitStatus, Failure};
@@ -53,7 +54,7 @@ enum BackupVerb {
 
 #[derive(Debug, Args)]
 struct NowArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     volume: String,
     /// Of a cluster with no node running: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
@@ -79,7 +80,7 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 struct FetchArgs {
-    /// The volume: a path or file:///path; or where its objects are: s3://… or file:///path
+    /// The volume: a path, file:///path or s3://…; or where its objects are: s3://… or file:///path
     place: String,
     /// File to write
     file: PathBuf,
@@ -98,7 +99,7 @@ struct FetchArgs {
 
 #[derive(Debug, Args)]
 struct PruneArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     volume: String,
     /// How many of the newest are kept
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -138,7 +139,7 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
             "backup: a URL stands alone: --node is for nodes that do not run",
         ));
     }
-    let target = Target::of("backup", &args.volume)?;
+    let target = Target::of("backup", &args.volume, args.store.credentials.as_deref())?;
     let mut progress = Progress::new();
     let mut tick = |rows| progress.tick("dumping rows", rows);
     let kept = if is_path && !args.nodes.is_empty() {
@@ -147,7 +148,7 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         let whole = nodes.gather(&mut tick)?;
         let left_out = whole.findings.len() as u64;
         let whole = whole.into_one(SystemClock.now()).map_err(fail)?;
-        let dir = super::locate("backup", &args.volume)?;
+        let dir = super::locate("backup", &args.volume, args.store.credentials.as_deref())?;
         let shelf = backup_schedule::shelf(&dir, &first.descriptor, &options).map_err(fail)?;
         describe(
             &backup_schedule::keep(
@@ -168,7 +169,7 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         ));
     } else {
         let volume = open("backup", &args.volume, &args.store)?;
-        let dir = super::locate("backup", &args.volume)?;
+        let dir = super::locate("backup", &args.volume, args.store.credentials.as_deref())?;
         let shelf = backup_schedule::shelf(&dir, &volume.descriptor, &options).map_err(fail)?;
         let kept =
             backup_schedule::keep(&shelf, &*volume.engine, &volume.descriptor, &dir, 0, &mut tick);
@@ -206,11 +207,17 @@ enum BackupSource {
 }
 
 impl BackupSource {
-    fn of(place: &str) -> Result<Self, Failure> {
-        if place.starts_with("s3://") {
-            return Ok(Self::Store(place.into()));
+    fn of(place: &str, credentials: Option<&Path>) -> Result<Self, Failure> {
+        if is_bucket_url(place) {
+            // The dumps of a volume can be used without it, too.
+            let found = super::locate("backup", place, credentials).ok();
+            let descriptor = found.and_then(|dir| Some((Descriptor::read(&dir).ok()?, dir)));
+            return Ok(match descriptor {
+                Some((descriptor, dir)) => Self::Volume(dir, Box::new(descriptor)),
+                None => Self::Store(place.into()),
+            });
         }
-        let dir = super::locate("backup", place)?;
+        let dir = super::locate("backup", place, None)?;
         match Descriptor::read(&dir) {
             Ok(descriptor) => Ok(Self::Volume(dir, Box::new(descriptor))),
             // A directory with objects; or nothing, and then what is missing is the volume.
@@ -258,12 +265,14 @@ fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     let options = args.store.options();
     let question = json!({ "verb": "backup", "act": "list" });
     let asked = match RemoteUrl::is_one(&args.place) {
-        true => ask(&Target::of("backup", &args.place)?, &question)?,
+        true => {
+            ask(&Target::of("backup", &args.place, args.store.credentials.as_deref())?, &question)?
+        }
         false => None,
     };
     let listed = match asked {
         Some(listed) => listed,
-        None => match BackupSource::of(&args.place)? {
+        None => match BackupSource::of(&args.place, args.store.credentials.as_deref())? {
             BackupSource::Volume(dir, descriptor) => {
                 let plain = Storage::open_dumps(&dir, &descriptor, &options).map_err(fail)?;
                 backup_schedule::list(&BackupRepository::new(plain.clone(), plain)).map_err(fail)?
@@ -325,7 +334,8 @@ fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
         ));
     }
     let options = args.store.options();
-    let (shelf, stamp) = BackupSource::of(&args.place)?.shelf(&options, args.dump.map(Stamp))?;
+    let (shelf, stamp) = BackupSource::of(&args.place, args.store.credentials.as_deref())?
+        .shelf(&options, args.dump.map(Stamp))?;
     let kept = match stamp {
         Some(stamp) => shelf.manifest(stamp).map_err(fail)?,
         None => {
@@ -370,12 +380,13 @@ fn write(
 }
 
 fn prune(args: &PruneArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::of("backup", &args.volume)?;
+    let target = Target::of("backup", &args.volume, args.store.credentials.as_deref())?;
     let question = json!({ "verb": "backup", "act": "prune", "keep": args.keep });
     let done = match ask(&target, &question)? {
         Some(done) => done,
         None => {
-            let (shelf, _) = BackupSource::of(&args.volume)?.shelf(&args.store.options(), None)?;
+            let (shelf, _) = BackupSource::of(&args.volume, args.store.credentials.as_deref())?
+                .shelf(&args.store.options(), None)?;
             backup_schedule::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX))
                 .map_err(fail)?
         }

@@ -7,6 +7,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use clap::Args;
+use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_daemon::ask::path_value;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::name::Name;
@@ -48,6 +50,12 @@ pub struct CloneArgs {
 /// The directory and the snapshot in `SRC@NAME`. What follows the last `@` of the last component is
 /// the snapshot, unless there is a directory of the whole name.
 fn source_of(text: &OsStr) -> (OsString, Option<OsString>) {
+    if let Some(url) = text.to_str().filter(|url| is_bucket_url(url))
+        && let Ok(Some(at)) = SnapshotUrl::parse(url)
+    {
+        let dir = format!("{}:{}", at.volume, at.dir_text());
+        return (dir.into(), Some(OsStr::from_bytes(at.name.as_bytes()).into()));
+    }
     let bytes = text.as_bytes();
     let last = bytes.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let at = bytes[last..].iter().rposition(|byte| *byte == b'@').map(|at| last + at);
@@ -67,7 +75,7 @@ fn target_of(source: &Place, volume: &OsStr, target: &OsStr) -> Result<(Value, V
     let path = match (source.mounted(), in_volume) {
         (Some(_), None) => Path::new(target),
         (Some(_), Some(_)) => return Err(bad("name it by a path in the mount, as the source")),
-        (None, Some((of, path))) if of == volume.as_bytes() => Path::new(OsStr::from_bytes(path)),
+        (None, Some((of, path))) if *of == *volume.as_bytes() => Path::new(OsStr::from_bytes(path)),
         (None, _) => return Err(bad("it must lie in the volume of the source: VOLUME:/dir")),
     };
     let name = path.file_name().ok_or_else(|| bad("the clone needs a name"))?;
@@ -111,8 +119,8 @@ pub fn run(args: &CloneArgs) -> Result<ExitStatus, Failure> {
         return Err(Failure::new(VERB, format!("{shown}: {why}")));
     }
     let mut place = Place::of(&dir, &args.store.store()).map_err(|why| why.of(VERB))?;
-    let volume = split(dir.as_bytes()).map_or(dir.as_bytes(), |(volume, _)| volume);
-    let (to, name) = target_of(&place, OsStr::from_bytes(volume), &args.target)?;
+    let volume = split(dir.as_bytes()).map_or(dir.as_bytes().into(), |(volume, _)| volume);
+    let (to, name) = target_of(&place, OsStr::from_bytes(&volume), &args.target)?;
     let snapshot = snapshot.map(|name| path_value(name.as_bytes()));
     let question = json!({ "act": "clone", "snapshot": snapshot, "to": to, "name": name });
     let made = place.ask(question).map_err(|why| why.of(VERB))?;

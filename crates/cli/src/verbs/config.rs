@@ -71,7 +71,7 @@ pub fn run(args: &ConfigArgs) -> Result<ExitStatus, Failure> {
         return of_served(args, &change);
     }
     let failed = |why| Failure::new("config", why);
-    let dir = locate("config", &args.volume)?;
+    let dir = locate("config", &args.volume, None)?;
     let now = SystemClock.now();
     let key_file = args.key_file.as_deref();
     let nodes = at_rest::is_meant("config", &args.volume, &args.nodes);

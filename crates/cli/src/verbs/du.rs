@@ -191,7 +191,7 @@ fn in_volume(args: &DuArgs, url: &str, mut question: Value) -> Result<Value, Fai
     if RemoteUrl::is_one(url) {
         return in_served(args, url, &question);
     }
-    let dir = locate("du", url)?;
+    let dir = locate("du", url, args.store.credentials.as_deref())?;
     let descriptor = Descriptor::read(&dir).map_err(|why| args.failed(&why))?;
     if let Some(section) = &descriptor.cluster {
         let url = section.url(&descriptor.settings.name).map_err(|why| args.failed(&why))?;
@@ -209,7 +209,7 @@ fn in_served(args: &DuArgs, url: &str, question: &Value) -> Result<Value, Failur
     let process = kestrel_daemon::who("kestrel du");
     match NodeFanOut::connect(url, &process).map_err(|why| args.failed(&why))? {
         Some(nodes) => usage::answer_of_nodes(&nodes, question).map_err(|why| args.failed(&why)),
-        None => Target::of("du", url)?
+        None => Target::of("du", url, args.store.credentials.as_deref())?
             .ask("du", question, args.limit(), &mut |_| {})?
             .ok_or_else(|| args.failed(&"no process serves it")),
     }

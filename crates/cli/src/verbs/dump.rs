@@ -34,7 +34,7 @@ everything, on one node or on several, whatever it was dumped from. By URL it ta
 administer, and room for a copy of the metadata beside the file. The format is JSON Lines, described
 in docs/format/dump.md.")]
 pub struct DumpArgs {
-    /// The volume: a path, file:///path or, where it is served, kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or, where it is served, kestrel://host[:port]/NAME
     pub volume: String,
     /// File to write
     pub file: PathBuf,
@@ -110,7 +110,7 @@ pub fn run(args: &DumpArgs) -> Result<ExitStatus, Failure> {
     let asked = match of_nodes(args, &file)? {
         Some(done) => Some(done),
         None => {
-            let dir = locate("dump", &args.volume)?;
+            let dir = locate("dump", &args.volume, args.store.credentials.as_deref())?;
             Descriptor::read(&dir).map_err(|why| fail(&why))?;
             ask("dump", &dir, &question, None)?
         }

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use kestrel_blockstore::store::coded::Compression;
-use kestrel_client::descriptor::{Durability, Settings};
+use kestrel_client::descriptor::{Durability, Settings, volume_dir};
 use kestrel_client::keys;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::volume::{self, NewVolume};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, duration_arg, size_arg};
@@ -29,6 +30,7 @@ pub enum DurabilityArg {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel format /data/vol
+  kestrel format 's3://bucket/photos?region=eu-1'
   kestrel format /data/vol --name photos --durability commit
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
   kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage \
@@ -40,9 +42,11 @@ pub enum DurabilityArg {
 Credentials of a store are never kept in the volume: see --credentials. A volume that several
 metadata nodes share is made by `kestrel cluster init`.")]
 pub struct FormatArgs {
-    /// Where: a path or file:///path; missing or empty
+    /// Where: a path or file:///path, missing or empty; or
+    /// s3://BUCKET/PREFIX[?endpoint=URL&region=NAME], which has metadata and file data then (see
+    /// docs/operations/bucket.md)
     pub volume: String,
-    /// When changes survive power loss: fsync by default, commit with --metadata
+    /// When changes survive power loss: fsync by default, commit with --metadata or in a bucket
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
     #[command(flatten)]
@@ -52,7 +56,7 @@ pub struct FormatArgs {
 /// What a new volume is to be, wherever its metadata is.
 #[derive(Debug, Args)]
 pub struct NewVolumeArgs {
-    /// Name of the volume; the directory's by default
+    /// Name of the volume; the directory's by default, or the last part of the bucket's prefix
     #[arg(long)]
     pub name: Option<String>,
     /// Where file data goes: file:///path, missing or empty; or
@@ -98,16 +102,16 @@ pub struct NewVolumeArgs {
 }
 
 impl NewVolumeArgs {
-    /// The volume to make at `dir` for `verb`.
+    /// The volume to make at `place` for `verb`. Its name is the last part of that by default.
     pub fn new_volume(
         &self,
         verb: &str,
-        dir: &Path,
+        place: &Path,
         durability: Durability,
     ) -> Result<NewVolume, Failure> {
-        let from_dir = || {
-            let name =
-                dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let from_place = || {
+            let name = place.file_name();
+            let name = name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             if name.is_empty() { "kestrel".to_string() } else { name }
         };
         let small = |name: &str, value: u64| {
@@ -115,7 +119,7 @@ impl NewVolumeArgs {
                 .map_err(|_| Failure::usage(format!("{verb}: {name} {value}: too large")))
         };
         let settings = Settings {
-            name: self.name.clone().unwrap_or_else(from_dir),
+            name: self.name.clone().unwrap_or_else(from_place),
             storage: self.storage.clone(),
             block_bytes: small("--block-size", self.block_size)?,
             inline_max: small("--inline-max", self.inline_max)?,
@@ -147,31 +151,38 @@ impl NewVolumeArgs {
 
 /// Creates the volume.
 pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
-    let dir = super::locate("format", &args.volume)?;
-    let durability = match (args.durability, &args.new.metadata) {
-        (Some(DurabilityArg::Fsync), Some(_)) => {
+    let usage = |why: &dyn std::fmt::Display| Failure::usage(format!("format: {why}"));
+    let dir = volume_dir(&args.volume).map_err(|why| usage(&why))?;
+    let is_in_bucket = is_bucket_url(&args.volume);
+    let elsewhere = is_in_bucket || args.new.metadata.is_some();
+    let durability = match (args.durability, elsewhere) {
+        (Some(DurabilityArg::Fsync), true) => {
             return Err(Failure::usage(
                 "format: --durability fsync: metadata in a database or bucket is of durability \
                  commit, as what is not there is lost with the process",
             ));
         }
-        (Some(DurabilityArg::Fsync) | None, None) => Durability::Fsync,
-        (Some(DurabilityArg::Commit), _) | (None, Some(_)) => Durability::Commit,
+        (Some(DurabilityArg::Fsync) | None, false) => Durability::Fsync,
+        (Some(DurabilityArg::Commit), _) | (None, true) => Durability::Commit,
     };
-    let new = args.new.new_volume("format", &dir, durability)?;
+    let base = args.volume.split('?').next().unwrap_or_default();
+    let place = if is_in_bucket { Path::new(base) } else { &dir };
+    let new = args.new.new_volume("format", place, durability)?;
     let made = volume::format(&args.volume, new, &args.new.store.options())
         .map_err(|why| Failure::new("format", why))?;
+    let dir = std::fs::canonicalize(&dir).unwrap_or(dir);
+    let shown = if is_in_bucket { format!("'{}'", args.volume) } else { dir.display().to_string() };
     if args.new.json {
         print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid }));
     } else {
         println!(
             "volume {:?} created at {}: blocks of {}, files up to {} inline",
             made.settings.name,
-            dir.display(),
+            if is_in_bucket { base.into() } else { dir.display().to_string() },
             bytes(u64::from(made.settings.block_bytes)),
             bytes(u64::from(made.settings.inline_max))
         );
-        println!("mount it with: kestrel mount {} DIR", dir.display());
+        println!("mount it with: kestrel mount {shown} DIR");
     }
     Ok(ExitStatus::Good)
 }

@@ -52,7 +52,7 @@ directory get a second name in the new one; objects elsewhere are shared, so use
 from then on. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2:
 wrong usage.")]
 pub struct FsckArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     pub volume: String,
     /// Of a cluster with no node running: the directories of all other nodes
     #[arg(value_name = "NODE")]
@@ -125,7 +125,7 @@ fn repair_event(finding: &Finding, fix: &Fix) -> Value {
 
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::of("fsck", &args.volume)?;
+    let target = Target::of("fsck", &args.volume, args.store.credentials.as_deref())?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
             "fsck: --repair needs the volume itself: stop the server and run it there, on the \

@@ -32,7 +32,7 @@ page of the store's listing or a row of the metadata cannot be read. Of a volume
 serve, all of them are asked; what is found is handed to them, and they ask each other again before
 they delete it.")]
 pub struct GcArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME
     pub volume: String,
     /// Of a cluster with no node running: the directories of all other nodes
     #[arg(value_name = "NODE")]
@@ -98,7 +98,7 @@ impl Printer {
 
 /// Collects.
 pub fn run(args: &GcArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::of("gc", &args.volume)?;
+    let target = Target::of("gc", &args.volume, args.store.credentials.as_deref())?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
     let found = Printer::KINDS.map(|kind| (kind.to_string(), Value::Array(Vec::new())));

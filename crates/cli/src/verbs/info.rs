@@ -63,7 +63,7 @@ fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     if RemoteUrl::is_one(url) {
         return in_served(args, url);
     }
-    let dir = locate("info", url)?;
+    let dir = locate("info", url, args.store.credentials.as_deref())?;
     let descriptor = Descriptor::read(&dir).map_err(|why| fail(&why))?;
     if let Some(section) = &descriptor.cluster {
         return in_served(args, &section.url(&descriptor.settings.name).map_err(|why| fail(&why))?);
@@ -85,7 +85,7 @@ fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     let who = kestrel_daemon::who("kestrel info");
     let Some(panel) = NodeFanOut::connect(url, &who).map_err(|why| fail(&why))? else {
         let question = json!({ "verb": "info", "path": path_value(path) });
-        return Target::of("info", url)?
+        return Target::of("info", url, args.store.credentials.as_deref())?
             .ask("info", &question, kestrel_client::control::QUICK, &mut |_| {})?
             .ok_or_else(|| fail(&"nobody serves it"));
     };

@@ -57,7 +57,8 @@ struct CreateArgs {
   kestrel key show /data/vol --key-file /root/photos.key     (and checks that the key opens it)
   kestrel key show kestrel://10.0.0.1/photos")]
 struct ShowArgs {
-    /// The volume: a path, file:///path or, where one node serves it, kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or, where one node serves it,
+    /// kestrel://host[:port]/NAME
     volume: String,
     /// Check that the key in this file opens every data key
     #[arg(long, value_name = "FILE")]
@@ -83,7 +84,8 @@ may administer; keys stay on this machine. The volume may be mounted. Copies of 
 dumps from before still open with the old key; what was written before stays encrypted with the data
 keys of that time.")]
 struct RotateArgs {
-    /// The volume: a path, file:///path or, where one node serves it, kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path, s3://… or, where one node serves it,
+    /// kestrel://host[:port]/NAME
     volume: String,
     /// Of a volume that several nodes share: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
@@ -143,7 +145,7 @@ fn show(args: &ShowArgs) -> Result<ExitStatus, Failure> {
     let (dir, descriptor) = if RemoteUrl::is_one(&args.volume) {
         (PathBuf::from(&args.volume), node_at(&args.volume)?.descriptor)
     } else {
-        let dir = locate("key", &args.volume)?;
+        let dir = locate("key", &args.volume, None)?;
         let descriptor = Descriptor::read(&dir).map_err(failed)?;
         (dir, descriptor)
     };
@@ -202,7 +204,7 @@ fn rotate(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.volume) {
         return rotate_served(args);
     }
-    let dir = locate("key", &args.volume)?;
+    let dir = locate("key", &args.volume, None)?;
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
     let now = SystemClock.now();
     let (descriptor, dirs) = if at_rest::is_meant("key", &args.volume, &args.nodes) {

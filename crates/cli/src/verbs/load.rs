@@ -19,8 +19,10 @@ use kestrel_admin::finding::FindingKind;
 use kestrel_admin::references::{Seen, for_each};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::store::coded::Compression;
-use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
+use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings, volume_dir};
+use kestrel_client::error::VolumeError;
 use kestrel_client::keys;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
 use kestrel_daemon::failure::{ExitStatus, Failure};
@@ -29,7 +31,7 @@ use kestrel_engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
-use super::{locate, open, print_json};
+use super::{open, print_json};
 use crate::args::store::StoreArgs;
 use crate::at_rest;
 use crate::progress::Progress;
@@ -54,7 +56,8 @@ them at once, where one machine reaches their directories and none runs.")]
 pub struct LoadArgs {
     /// The dump
     pub file: PathBuf,
-    /// Volume to create: a path or file:///path; missing or empty, or a volume that holds no files
+    /// Volume to create: a path or file:///path, missing or empty, or s3://…; or a volume that
+    /// holds no files
     pub volume: String,
     /// Of a cluster: the directories of all other nodes
     #[arg(value_name = "NODE")]
@@ -87,7 +90,8 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
     let from =
         args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
-    let dir = locate("load", &args.volume)?;
+    let dir = volume_dir(&args.volume).map_err(|why| Failure::usage(format!("load: {why}")))?;
+    let dir = std::fs::canonicalize(&dir).unwrap_or(dir);
     if at_rest::is_meant("load", &args.volume, &args.others) {
         if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() {
             return Err(Failure::usage(
@@ -99,7 +103,7 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
     }
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds
     // files.
-    let existing = Descriptor::read(&dir).ok();
+    let existing = existing(args, &dir)?;
     let made = match &existing {
         Some(_) if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() => {
             let why = "--name, --storage and --metadata are for a volume that is created; this one \
@@ -133,12 +137,25 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
         Err(failure) => {
             if existing.is_none() {
                 // Half a volume must not be taken for a whole one.
-                discard(&dir, &made, args.store.credentials.as_deref());
+                discard(args, &dir, &made);
             }
             return Err(failure);
         }
     };
     Ok(tell(args, &dir, &made, counts, missing))
+}
+
+/// The volume that is to be filled, if it is there.
+fn existing(args: &LoadArgs, dir: &Path) -> Result<Option<Descriptor>, Failure> {
+    if !is_bucket_url(&args.volume) {
+        return Ok(Descriptor::read(dir).ok());
+    }
+    let found = volume::find(&args.volume, args.store.credentials.as_deref(), true);
+    match found.and_then(|dir| Descriptor::read(&dir)) {
+        Ok(found) => Ok(Some(found)),
+        Err(VolumeError::NotAVolume(_)) => Ok(None),
+        Err(why) => Err(Failure::new("load", why)),
+    }
 }
 
 /// Tells what was loaded.
@@ -325,8 +342,14 @@ fn copy_objects(
 }
 
 /// Removes what this process created.
-fn discard(dir: &Path, made: &Descriptor, credentials: Option<&Path>) {
-    let _ = volume::discard_rows(made, credentials);
+fn discard(args: &LoadArgs, dir: &Path, made: &Descriptor) {
+    if is_bucket_url(&args.volume) {
+        if let Err(why) = volume::discard(&args.volume, made, &args.store.options()) {
+            log::warn!("what was loaded stays there until the next format: {why}");
+        }
+        return;
+    }
+    let _ = volume::discard_rows(made, args.store.credentials.as_deref());
     for name in [kestrel_client::descriptor::FILE_NAME, kestrel_client::descriptor::COPY_NAME] {
         let _ = std::fs::remove_file(dir.join(name));
     }

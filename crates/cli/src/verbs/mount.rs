@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kestrel_client::control::QUICK;
-use kestrel_client::descriptor::Descriptor;
+use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::Serving;
+use kestrel_daemon::ask::{locate, locate_anew};
 use kestrel_daemon::atime;
 use kestrel_daemon::backup_schedule::{BackupScheduler, Schedule};
 use kestrel_daemon::collector::{Collecting, Collector};
@@ -32,7 +34,7 @@ use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::TlsMode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
-use super::{ask_with, control_dir, locate};
+use super::{ask_with, control_dir};
 use crate::args::atime::AtimeArg;
 use crate::args::store::{CacheArgs, StoreArgs};
 use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs};
@@ -60,6 +62,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount kestrel://meta1:9440/photos /mnt/photos
   kestrel mount /data/vol /mnt/data -o remount,ro
   kestrel mount /data/vol /mnt/data --atime relatime
+  kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
 
@@ -70,10 +73,11 @@ otherwise.
 
 All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port][,host2…]/NAME
+    /// The volume: a path, file:///path, s3://BUCKET/PREFIX or
+    /// kestrel://host[:port][,host2…]/NAME
     ///
     /// With @SNAPSHOT or :/DIR@SNAPSHOT behind it: the volume, or a directory of it, as it was at
-    /// that snapshot, read-only.
+    /// that snapshot, read-only. What follows the ? of a URL stays at its end.
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
@@ -216,7 +220,7 @@ fn change(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let mounted = find(&args.dir).map_err(|why| fail(&why))?;
     if let Some(entry) = mounted.filter(|entry| entry.source.as_os_str() != args.volume.as_str()) {
         let same = |path: &Path| std::fs::canonicalize(path).ok();
-        let here = same(Path::new(args.volume.trim_start_matches("file://")));
+        let here = volume_dir(&args.volume).ok().and_then(|dir| same(&dir));
         if here.is_none() || here != same(Path::new(&entry.source)) {
             let (is, source) = (&args.volume, entry.source.to_string_lossy());
             return Err(fail(&format!("{dir}: {source} is mounted there, not {is}")));
@@ -317,7 +321,7 @@ fn live_mount(dir: &Path) -> Option<MountEntry> {
 /// What can be judged without opening the volume, so that mistakes are told before a process goes
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
-    let at =
+    let mut at =
         SnapshotUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
     let volume = at.as_ref().map_or(&args.volume, |at| &at.volume);
     let source = if RemoteUrl::is_one(volume) {
@@ -331,8 +335,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         Source::Served(url)
     } else {
         args.trust.is_none()?;
-        let volume = locate("mount", volume)?;
+        // The process in the background is told by the one that starts it.
+        let find = if args.process.report_readiness { locate } else { locate_anew };
+        let volume = find("mount", volume, args.store.credentials.as_deref())?;
         Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
+        if let Some(at) = &mut at {
+            // By it other commands find the process.
+            at.volume = volume.to_string_lossy().into_owned();
+        }
         Source::Here(volume)
     };
     let dir = &args.dir;
@@ -411,9 +421,10 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     };
     let (pid, log) =
         args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
+    let base = args.volume.split('?').next().filter(|_| is_bucket_url(&args.volume));
     println!(
         "{} is mounted on {} (process {pid}, log {})",
-        plan.name(),
+        base.map_or_else(|| plan.name(), String::from),
         plan.dir.display(),
         log.display()
     );

@@ -132,7 +132,7 @@ fn parts(path: &OsStr) -> Result<(OsString, Name), Failure> {
     let bad = |why: &str| Failure::usage(format!("{VERB}: {}: {why}", path.to_string_lossy()));
     let (prefix, inside) = match split(path.as_bytes()) {
         Some((volume, inside)) if inside.starts_with(b"/") => {
-            ([volume, b":"].concat(), inside.to_vec())
+            ([&volume[..], b":"].concat(), inside.to_vec())
         }
         Some(_) => return Err(bad("name it by a path")),
         None => (Vec::new(), path.as_bytes().to_vec()),

@@ -51,7 +51,7 @@ others that have died: a process for that one is started beside it, in NODE_DIR/
 `kestrel serve NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over` of the
 node's own directory relieves.")]
 pub struct ServeArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or s3://…
     pub volume: Option<String>,
     /// TOML file with a key for each of these options, as lease = "60s"; what is given here wins
     #[arg(long, value_name = "FILE")]

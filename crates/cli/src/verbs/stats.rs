@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::Args;
 use kestrel_client::descriptor::volume_dir;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::duration_arg;
 use serde_json::{Value, json};
@@ -61,7 +62,9 @@ pub fn run(args: &StatsArgs) -> Result<ExitStatus, Failure> {
         Failure::new("stats", format!("{}: {why}", args.dir.display()))
     };
     let volume = match args.dir.to_str() {
-        Some(url) if RemoteUrl::is_one(url) => Target::of("stats", url)?,
+        Some(url) if RemoteUrl::is_one(url) || is_bucket_url(url) => {
+            Target::of("stats", url, None)?
+        }
         url => {
             if let Some(Err(why)) = url.map(volume_dir) {
                 return Err(Failure::usage(format!("stats: {why}")));

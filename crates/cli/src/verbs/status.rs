@@ -28,7 +28,8 @@ use crate::args::store::StoreArgs;
   kestrel status file:///data/vol --json
   kestrel status kestrel://meta1/photos")]
 pub struct StatusArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or a directory of a mount
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME; or a directory of a
+    /// mount
     pub volume: String,
     /// Show everything: settings, transport, memory, each client and each node
     #[arg(short, long)]
@@ -50,7 +51,7 @@ fn target(args: &StatusArgs) -> Result<Target, Failure> {
     {
         return Ok(Target::Here(control_dir(&entry)));
     }
-    Target::of("status", &args.volume)
+    Target::of("status", &args.volume, args.store.credentials.as_deref())
 }
 
 /// Shows it.

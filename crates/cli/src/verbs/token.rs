@@ -56,7 +56,7 @@ enum Action {
   (umask 077; kestrel token create /data/vol --name gpu17 --certificate >gpu17.pem)
   kestrel mount 'kestrel://10.0.0.1/photos?ca=sha256:…&cert=/root/gpu17.pem' /mnt")]
 struct CreateArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// For people: 1 to 64 bytes
@@ -102,7 +102,7 @@ struct CreateArgs {
   kestrel token list /data/vol --json
   kestrel token prune /data/vol")]
 struct ListArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// Print JSON
@@ -116,7 +116,7 @@ struct ListArgs {
   kestrel token show /data/vol trainer
   kestrel token revoke /data/vol 9f86d081884c7d65")]
 struct OneArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
     /// administer
     volume: String,
     /// The token's name or number
@@ -166,7 +166,7 @@ pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
 /// Asks the process that has the volume open, or opens it.
 fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     question["verb"] = "token".into();
-    let target = Target::of("token", volume)?;
+    let target = Target::of("token", volume, None)?;
     if let Some(answer) = target.ask("token", &question, QUICK, &mut |_| ())? {
         return Ok(answer);
     }
@@ -188,7 +188,7 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
         SystemClock.now().saturating_add(time)
     });
     // Only the asker sees its key: it does not travel.
-    let authority = match (args.certificate, Target::of("token", &args.volume)?) {
+    let authority = match (args.certificate, Target::of("token", &args.volume, None)?) {
         (false, _) => None,
         (true, Target::Here(dir)) => Some(Descriptor::authority_at(&dir).map_err(fail)?),
         (true, Target::Served(_)) => {

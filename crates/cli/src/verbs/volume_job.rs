@@ -9,6 +9,7 @@ use std::time::Duration;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::Fs;
 use kestrel_client::remote::{Introduction, NodeFanOut, RemoteUrl, RemoteVolume};
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_daemon::failure::Failure;
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::progress_stream::ProgressStream;
@@ -47,6 +48,7 @@ impl VolumeJob<'_> {
     /// Does the work on the volume or the path that `target` names; the answer.
     pub fn run(&self, target: &str) -> Result<Value, Failure> {
         let is_volume = RemoteUrl::is_one(target)
+            || is_bucket_url(target)
             || volume_dir(target).is_ok_and(|dir| Descriptor::read(&dir).is_ok());
         if is_volume { self.volume(target) } else { self.path(target) }
     }
@@ -74,7 +76,7 @@ impl VolumeJob<'_> {
     }
 
     fn volume(&self, named: &str) -> Result<Value, Failure> {
-        let target = Target::of(self.verb, named)?;
+        let target = Target::of(self.verb, named, self.store.credentials.as_deref())?;
         if let Target::Served(url) = &target
             && let Some(done) = self.nodes(url)?
         {

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::path::Path;
 
+use kestrel_s3::S3_SCHEME;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::snapshot::{SnapshotInfo, is_snapshot_name};
 
 use crate::error::VolumeError;
+use crate::state_dir::is_bucket_url;
 use crate::url::{RemoteUrl, SCHEME};
 
 /// A volume at a snapshot.
@@ -30,7 +32,13 @@ impl SnapshotUrl {
     /// If it is at a snapshot, and the snapshot or its directory cannot have that name.
     pub fn parse(text: &str) -> Result<Option<Self>, VolumeError> {
         if RemoteUrl::is_one(text) {
-            return Self::parse_served(text);
+            return Self::parse_url(text, SCHEME);
+        }
+        if is_bucket_url(text) {
+            let bucket = text[S3_SCHEME.len()..].split(['/', '?']).next().unwrap_or_default();
+            // With credentials in it it is no volume's, and is not to be repeated.
+            let is_plain = !bucket.contains([':', '@']);
+            return if is_plain { Self::parse_url(text, S3_SCHEME) } else { Ok(None) };
         }
         let path = text.strip_prefix("file://").unwrap_or(text);
         if Path::new(path).exists() {
@@ -50,10 +58,10 @@ impl SnapshotUrl {
         }
     }
 
-    fn parse_served(text: &str) -> Result<Option<Self>, VolumeError> {
+    fn parse_url(text: &str, scheme: &str) -> Result<Option<Self>, VolumeError> {
         let (place, options) =
             text.split_once('?').map_or((text, None), |(place, rest)| (place, Some(rest)));
-        let from = SCHEME.len() + place[SCHEME.len()..].find('/').unwrap_or(0);
+        let from = scheme.len() + place[scheme.len()..].find('/').unwrap_or(0);
         let Some((left, name)) = place[from..].rsplit_once('@').filter(|(_, n)| !n.contains('/'))
         else {
             return Ok(None);
@@ -162,6 +170,21 @@ mod tests {
         );
         let url = SnapshotUrl::parse("kestrel://h/v:/a@one?tls=off").unwrap().unwrap();
         assert_eq!(url.to_string(), "kestrel://h:9440/v:/a@one");
+    }
+
+    /// Volumes in buckets: the parameters stand behind the snapshot.
+    #[test]
+    fn buckets_at_snapshots() {
+        let query = "?endpoint=http://u:1&region=a";
+        let volume = format!("s3://b/p{query}");
+        assert_eq!(parsed(&volume), None);
+        assert_eq!(parsed("s3://b"), None);
+        assert_eq!(parsed(&format!("s3://b/p@one{query}")), all(&volume, "/", "one"));
+        assert_eq!(parsed(&format!("s3://b/p:/a/b@one{query}")), all(&volume, "/a/b", "one"));
+        assert_eq!(parsed("s3://b/@one"), all("s3://b/", "/", "one"));
+        assert!(SnapshotUrl::parse("s3://b/p@_one").is_err());
+        assert_eq!(parsed("s3://ID:hush@bucket/p"), None);
+        assert_eq!(parsed("s3://ID:hu/sh@_bucket"), None);
     }
 
     /// Snapshots of directories above have their directory's number in their name.

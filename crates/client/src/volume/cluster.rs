@@ -9,7 +9,7 @@ use kestrel_types::placement::{Exceptions, Member, NodeId, PlacementMap, SlotMap
 use super::format::{clear, format_as, make, occupy};
 use super::token::Token;
 use super::{NewVolume, engine};
-use crate::descriptor::{ClusterSection, Descriptor, RowsAt, volume_dir};
+use crate::descriptor::{ClusterSection, Descriptor, RowsAt, directory_of};
 use crate::error::VolumeError;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
 
@@ -51,7 +51,7 @@ pub fn form(
     let leads = placement.coordinator;
     let section = ClusterSection::new(FIRST_NODE, &placement)?;
     if new.settings.storage.is_none() {
-        new.settings.storage = Some(shared_objects(&volume_dir(url)?)?);
+        new.settings.storage = Some(shared_objects(&directory_of(url)?)?);
     }
     format_as(url, new, options, &|dir, descriptor| {
         let objects_word = storage::mark_objects(dir, &descriptor, options)?;
@@ -92,7 +92,7 @@ pub fn join(
             "node {FIRST_NODE} is the one that formed the cluster; the others join it"
         )));
     }
-    let dir = volume_dir(url)?;
+    let dir = directory_of(url)?;
     if let Ok(Descriptor { cluster: Some(section), settings, .. }) = Descriptor::read(&dir) {
         return Err(VolumeError::Invalid(format!(
             "{0}: node {1} of volume {2:?} already; serve it with `kestrel serve {0}`",

@@ -16,6 +16,7 @@ use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
 use crate::recovery::Recovery;
+use crate::state_dir::credentials_for;
 
 /// How often a volume in mode `fsync` syncs on its own (`docs/design/metadata.md`, section 7, item
 /// 3).
@@ -41,7 +42,8 @@ pub(super) fn open(
     let (uuid, node, take_over) =
         (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
-    match descriptor.rows()?.with_credentials(resources.store.credentials.as_deref()) {
+    let credentials = credentials_for(dir, resources.store.credentials.as_deref());
+    match descriptor.rows()?.with_credentials(credentials.as_deref()) {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let options = PgOptions { memory_bytes: resources.metadata_bytes, take_over };
@@ -87,7 +89,8 @@ pub(super) fn create(
     let failed = |why: EngineError| VolumeError::engine(why);
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
-    match descriptor.rows()?.with_credentials(credentials) {
+    let credentials = credentials_for(dir, credentials);
+    match descriptor.rows()?.with_credentials(credentials.as_deref()) {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let made = if joins {

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::coded::Compression;
 use kestrel_cluster::{ClusterNode, ownership};
+use kestrel_engine::Engine;
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
 use super::{META_DIR, VolumeLock, contents, engine};
 use crate::accesses::AtimeMode;
-use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, volume_dir};
+use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, directory_of};
 use crate::error::VolumeError;
 use crate::keys;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
@@ -59,13 +60,8 @@ impl NewVolume {
     }
 }
 
-/// Creates a volume in a directory that is missing or empty; with `force`, replaces a volume that
-/// is there, unless something else is among what would be removed.
-///
-/// # Errors
-/// Names what is in the way. Nothing of an existing volume is touched before all checks have
-/// passed.
-pub fn format(
+/// See [`super::format()`]; in a directory.
+pub(super) fn format_directory(
     url: &str,
     new: NewVolume,
     options: &StoreOptions,
@@ -81,7 +77,7 @@ pub(super) fn format_as(
     options: &StoreOptions,
     complete: &dyn Fn(&Path, Descriptor) -> Result<Descriptor, VolumeError>,
 ) -> Result<Descriptor, VolumeError> {
-    let dir = volume_dir(url)?;
+    let dir = directory_of(url)?;
     let clock = SystemClock;
     let mut settings = new.settings;
     if new.metadata.is_some() {
@@ -181,6 +177,17 @@ pub(super) fn make(
     joins: bool,
     options: &StoreOptions,
 ) -> Result<(), VolumeError> {
+    drop(make_rows(dir, descriptor, joins, options)?);
+    descriptor.write(dir)
+}
+
+/// Makes the metadata; the engine that has it open.
+pub(super) fn make_rows(
+    dir: &Path,
+    descriptor: &Descriptor,
+    joins: bool,
+    options: &StoreOptions,
+) -> Result<Box<dyn Engine>, VolumeError> {
     let engine = engine::create(dir, descriptor, joins, options.credentials.as_deref())?;
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -215,6 +222,5 @@ pub(super) fn make(
     };
     formatted.map_err(|error| VolumeError::engine_at(dir, error))?;
     engine.sync().map_err(VolumeError::engine)?;
-    drop(engine);
-    descriptor.write(dir)
+    Ok(engine)
 }

@@ -39,7 +39,7 @@ pub struct HomeNode {
 
 /// The options for another node, from those of the node with the directory that is named.
 pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Failure> {
-    let dir = locate("serve", config.volume()?)?;
+    let dir = locate("serve", config.volume()?, config.store.credentials.as_deref())?;
     let descriptor = Descriptor::read(&dir).map_err(fail)?;
     let Some(section) = descriptor.cluster.as_ref() else {
         return Err(fail(format!("{}: --in-place-of is for nodes of a cluster", dir.display())));

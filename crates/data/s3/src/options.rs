@@ -186,6 +186,21 @@ impl S3Options {
         &self.url
     }
 
+    /// The bucket's name.
+    pub fn bucket(&self) -> &str {
+        &self.bucket
+    }
+
+    /// What all keys begin with, without slashes at its ends; may be empty.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// `http://HOST[:PORT]` or `https://…` of a compatible store; none: Amazon's of the region.
+    pub fn endpoint(&self) -> Option<&str> {
+        self.endpoint.as_deref()
+    }
+
     /// Takes credentials from a file like `~/.aws/credentials` and from nowhere else.
     pub fn credentials_file(mut self, file: Option<PathBuf>) -> Self {
         self.credentials_file = file;
@@ -255,7 +270,8 @@ fn redacted(url: &str) -> String {
         .split('&')
         .filter(|pair| !pair.is_empty())
         .map(|pair| match pair.split_once('=') {
-            Some((name, _)) if is_secret(name) => format!("{name}=…"),
+            // An endpoint may have been written with a password in it.
+            Some((name, value)) if is_secret(name) || value.contains('@') => format!("{name}=…"),
             _ => pair.to_string(),
         })
         .collect();

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fs, io};
 
 use bytes::Bytes;
 use kestrel_blockstore::named::{ETag, NamedObject, NamedStore};
@@ -13,6 +12,7 @@ use kestrel_types::clock::{Nanos, SECOND};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
+use crate::process::{self, ProcessMark};
 use crate::shared::EngineShared;
 use crate::wire::corrupt;
 
@@ -32,9 +32,8 @@ pub struct Holder {
     pub words: String,
     /// The epoch that it began with.
     pub epoch: u64,
-    /// See `this_boot`.
+    /// As in [`ProcessMark`], like the next two.
     boot: String,
-    /// Its number there, and when it was started, in ticks of the machine's clock.
     pid: u32,
     started: u64,
     /// Counts writes.
@@ -43,49 +42,12 @@ pub struct Holder {
     closed: bool,
 }
 
-/// This machine, since it was started, and the namespace of process numbers there.
-fn this_boot() -> String {
-    let numbers = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", read_line("/proc/sys/kernel/random/boot_id"), numbers.display())
-}
-
-fn read_line(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default().trim().to_string()
-}
-
-/// When a process of this machine was started: field 22 of `/proc/PID/stat`, of which the second is
-/// in parentheses and may have anything in it.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
-}
-
-/// Whether there is no process of this number that was started then.
-fn has_ended(pid: u32, started: u64) -> bool {
-    if let Some(found) = start_of(pid) {
-        return found != started;
-    }
-    // Processes of other users may be hidden; a signal that is none finds them.
-    // SAFETY: takes no pointers; signal 0 does nothing.
-    let found = unsafe { libc::kill(pid.cast_signed(), 0) };
-    found != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
-}
-
 impl Holder {
     /// This process, as the holder of a node's rows.
     pub fn this_process(node: u32, epoch: u64) -> Self {
-        let pid = std::process::id();
-        let host = read_line("/proc/sys/kernel/hostname");
-        Self {
-            words: format!("kestrel node {node}, process {pid} on {host}"),
-            epoch,
-            boot: this_boot(),
-            pid,
-            started: start_of(pid).unwrap_or(0),
-            beat: 0,
-            closed: false,
-        }
+        let ProcessMark { words, boot, pid, started } =
+            ProcessMark::this(&format!("kestrel node {node}"));
+        Self { words, epoch, boot, pid, started, beat: 0, closed: false }
     }
 
     fn encode(&self) -> Bytes {
@@ -104,8 +66,7 @@ impl Holder {
     /// Whether the process still has the rows, as far as this machine can know. `age`: of the
     /// object.
     pub fn is_there(&self, age: Nanos) -> bool {
-        let is_here = self.boot == this_boot();
-        let has_ended = is_here && has_ended(self.pid, self.started);
+        let has_ended = process::has_ended(&self.boot, self.pid, self.started);
         !self.closed && age < SILENT && !has_ended
     }
 }

@@ -48,6 +48,7 @@
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
 //! | `holder` | the process that has the rows open |
+//! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
 //! | `hex`, `wire` | fields of the formats |
 //! | [`version`] | published versions: trees that never change, and their names |
@@ -58,6 +59,7 @@ mod hex;
 mod holder;
 mod log;
 mod manifest;
+mod process;
 mod recover;
 mod sender;
 mod shared;
@@ -84,6 +86,7 @@ use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
 use holder::Stopper;
+pub use process::ProcessMark;
 use shared::EngineShared;
 pub use url::BucketUrl;
 

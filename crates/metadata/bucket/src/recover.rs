@@ -111,12 +111,14 @@ pub fn create_in(
     found.check(uuid, node, store.shown())
 }
 
-/// All objects of metadata, and the nodes that have some.
+/// All objects of the rows of nodes, and the nodes that have some. The volume's descriptor is not
+/// among them.
 fn nodes_in(store: &dyn NamedStore) -> Result<(Vec<String>, BTreeSet<u32>), EngineError> {
     let listed = store.list(ROOT).map_err(|why| failed(store, &why))?;
-    let of_node = |name: &str| name.strip_prefix(ROOT)?.split('/').next()?.parse::<u32>().ok();
-    let nodes = listed.iter().filter_map(|(name, _)| of_node(name)).collect();
-    Ok((listed.into_iter().map(|(name, _)| name).collect(), nodes))
+    let of_node = |name: &str| name.strip_prefix(ROOT)?.split_once('/')?.0.parse::<u32>().ok();
+    let listed = listed.into_iter().map(|(name, _)| name);
+    let (names, nodes) = listed.filter_map(|name| of_node(&name).map(|node| (name, node))).unzip();
+    Ok((names, nodes))
 }
 
 /// See [`BucketEngine::remove`].

@@ -72,7 +72,10 @@ impl BucketUrl {
     }
 
     /// The store. `probes`: it is tried whether it has conditional puts.
-    pub(crate) fn open(&self, probes: bool) -> Result<Arc<dyn NamedStore>, EngineError> {
+    ///
+    /// # Errors
+    /// If it has none, or cannot be reached.
+    pub fn open(&self, probes: bool) -> Result<Arc<dyn NamedStore>, EngineError> {
         match &self.place {
             Place::Bucket(options) => match S3Named::open((**options).clone(), probes) {
                 Ok(store) => Ok(Arc::new(store)),

@@ -59,7 +59,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 
 /// Announces it.
 pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate_directory("cluster", &args.directory)?;
     let descriptor = Descriptor::read(&dir).map_err(failed)?;
     let token = Token::of(&descriptor).map_err(failed)?;
     let address = address(&args.node)

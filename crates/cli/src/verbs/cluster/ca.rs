@@ -19,7 +19,7 @@ machine has to know it: put the fingerprint into the URL, kestrel://HOST/NAME?ca
 name of a file with what this prints, ?ca=/etc/kestrel/ca.pem. A volume of one node that has no
 authority yet gets it.")]
 pub struct CaArgs {
-    /// The directory of a volume, or of a node: a path or file:///path
+    /// The directory of a volume, or of a node: a path or file:///path; or a volume at s3://…
     pub directory: String,
     /// Print JSON
     #[arg(long)]
@@ -28,7 +28,7 @@ pub struct CaArgs {
 
 /// Prints it.
 pub fn run(args: &CaArgs) -> Result<ExitStatus, Failure> {
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate("cluster", &args.directory, None)?;
     let authority = Descriptor::authority_at(&dir).map_err(failed)?;
     let (fingerprint, certificate) =
         (authority.fingerprint().to_string(), authority.certificate_pem());

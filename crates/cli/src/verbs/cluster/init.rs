@@ -89,7 +89,7 @@ fn role(args: &InitArgs, node: usize) -> NodeRole {
 
 /// Creates the volume.
 pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate_directory("cluster", &args.directory)?;
     let addresses = addresses(args)?;
     if args.durability != DurabilityArg::Commit {
         return Err(Failure::usage(

@@ -142,7 +142,7 @@ pub fn run(args: &JoinArgs) -> Result<ExitStatus, Failure> {
     let node = choose(args, token.joins_as(), placement.map.members())?;
     let options = args.store.options();
     let made = volume::join(&args.directory, &token, node, &options).map_err(failed)?;
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate_directory("cluster", &args.directory)?;
     if args.json {
         print_json(
             &json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": node }),

@@ -19,7 +19,7 @@ pub struct TokenArgs {
 
 /// Prints it.
 pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
-    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let dir = crate::verbs::locate_directory("cluster", &args.directory)?;
     let descriptor = Descriptor::read(&dir).map_err(failed)?;
     println!("{}", Token::of(&descriptor).map_err(failed)?);
     Ok(ExitStatus::Good)

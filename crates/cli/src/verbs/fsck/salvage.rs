@@ -10,12 +10,12 @@ use kestrel_daemon::progress_stream::ProgressStream;
 use serde_json::{Value, json};
 
 use super::{FsckArgs, mend};
-use crate::verbs::{locate, open};
+use crate::verbs::{locate_directory, open};
 
 /// Makes a new volume of what is intact and repairs it; what the salvage and the repair could not
 /// bring back comes as events.
 pub(super) fn run(args: &FsckArgs, new: &str, feed: &ProgressStream<'_>) -> Result<Value, Failure> {
-    let (from, to) = (locate("fsck", &args.volume)?, locate("fsck", new)?);
+    let (from, to) = (locate_directory("fsck", &args.volume)?, locate_directory("fsck", new)?);
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", why);
     let mut tick = |rows| feed.progress("recovering rows", rows);
     let Salvaged { descriptor, dir, rows, lost } =

@@ -2,6 +2,7 @@
 //! mounts it, this one for a volume at rest and for one that is served elsewhere, or the kernel
 //! through `.snap` where this user may not ask that process.
 
+use std::borrow::Cow;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +15,7 @@ use kestrel_client::control::{QUICK, SOCKET_NAME};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::volume::MountedVolume;
 use kestrel_daemon::ask::{ask_with, locate, path_value};
 use kestrel_daemon::failure::{ExitStatus, Failure};
@@ -57,12 +59,25 @@ pub struct Place {
 
 /// The volume and the directory in `VOLUME:/dir`, or in `VOLUME:#INODE`, by which a directory is
 /// named that has been removed.
-pub fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn split(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
     // The scheme of a URL ends so, too.
     let from = text.windows(3).position(|three| three == b"://").map_or(0, |at| at + 3);
     let is_end = |two: &[u8]| matches!(two, b":/" | b":#");
-    let colon = from + text.get(from..)?.windows(2).position(is_end)?;
-    Some((&text[..colon], &text[colon + 1..]))
+    let rest = text.get(from..)?;
+    if !text.starts_with(b"s3://") {
+        let colon = from + rest.windows(2).position(is_end)?;
+        return Some((text[..colon].into(), &text[colon + 1..]));
+    }
+    // The directory stands before the parameters, or behind them, where an endpoint has a scheme.
+    let query = rest.iter().position(|byte| *byte == b'?').map_or(text.len(), |at| from + at);
+    if let Some(colon) = text[from..query].windows(2).position(is_end) {
+        let colon = from + colon;
+        return Some(([&text[..colon], &text[query..]].concat().into(), &text[colon + 1..query]));
+    }
+    let is_scheme = |at: usize| text[at..].starts_with(b"://");
+    let mut colons = (query..text.len().saturating_sub(1)).filter(|at| is_end(&text[*at..at + 2]));
+    let colon = colons.find(|at| !is_scheme(*at))?;
+    Some((text[..colon].into(), &text[colon + 1..]))
 }
 
 /// A directory in a snapshot: the snapshot's name, as `.snap` has it, and the path below it.
@@ -119,18 +134,22 @@ impl Place {
         let bytes = text.as_bytes();
         let (volume, path) = match split(bytes) {
             Some((volume, path)) => (volume, Some(path)),
-            None => (bytes, None),
+            None => (bytes.into(), None),
         };
         let dir = path.map(question_of).transpose()?.unwrap_or_default();
         let shown = text.to_string_lossy().into_owned();
-        let url = String::from_utf8_lossy(volume).into_owned();
+        let url = String::from_utf8_lossy(&volume).into_owned();
         let place =
             |answerer| Self { answerer, dir: dir.clone(), mounted: None, shown: shown.clone() };
         if RemoteUrl::is_one(&url) {
             RemoteUrl::parse(&url).map_err(|why| Failure::usage(format!("{VERB}: {why}")))?;
             return Ok(place(Answerer::Client(Box::new(connect(&url, store)?))));
         }
-        if let Ok(found) = locate(VERB, &url)
+        if is_bucket_url(&url) {
+            let found = locate(VERB, &url, store.credentials.as_deref())?;
+            return Ok(place(Answerer::Volume(found, Box::new(store.clone()))));
+        }
+        if let Ok(found) = locate(VERB, &url, None)
             && Descriptor::read(&found).is_ok()
         {
             return Ok(place(Answerer::Volume(found, Box::new(store.clone()))));
@@ -145,10 +164,11 @@ impl Place {
         store: &StoreArgs,
     ) -> Result<(Self, Option<InSnapshot>), Failure> {
         let bytes = text.as_bytes();
-        let volume = split(bytes).map_or(bytes, |(volume, _)| volume);
-        let url = String::from_utf8_lossy(volume);
+        let volume = split(bytes).map_or(bytes.into(), |(volume, _)| volume);
+        let url = String::from_utf8_lossy(&volume);
         let is_volume = RemoteUrl::is_one(&url)
-            || locate(VERB, &url).is_ok_and(|found| Descriptor::read(&found).is_ok());
+            || is_bucket_url(&url)
+            || locate(VERB, &url, None).is_ok_and(|found| Descriptor::read(&found).is_ok());
         if is_volume {
             return match snapshot_in(bytes) {
                 Some((dir, snapshot)) => {
@@ -246,7 +266,23 @@ impl Place {
     pub fn path_of(&self, name: &OsStr) -> String {
         match &self.mounted {
             Some(dir) => dir.join(dot_snap::NAME).join(name).display().to_string(),
-            None => format!("{}@{}", self.shown, name.to_string_lossy()),
+            None => {
+                let name = name.to_string_lossy();
+                let split = split(self.shown.as_bytes());
+                match self.shown.split_once('?') {
+                    // The parameters stand behind the snapshot.
+                    Some((base, query)) if is_bucket_url(&self.shown) => match split {
+                        Some((volume, dir)) => {
+                            let (volume, dir) =
+                                [&volume[..], dir].map(String::from_utf8_lossy).into();
+                            let (base, query) = volume.split_once('?').unwrap_or((&volume, ""));
+                            format!("{base}:{dir}@{name}?{query}")
+                        }
+                        None => format!("{base}@{name}?{query}"),
+                    },
+                    _ => format!("{}@{name}", self.shown),
+                }
+            }
         }
     }
 
@@ -387,10 +423,16 @@ mod tests {
             ("kestrel://h:9440,i:1/v?tls=on:/a:/b", "kestrel://h:9440,i:1/v?tls=on", Some("/a:/b")),
             ("/data/vol:#17", "/data/vol", Some("#17")),
             ("file:///data/vol:/x", "file:///data/vol", Some("/x")),
+            ("s3://b/p:/x?region=a", "s3://b/p?region=a", Some("/x")),
+            ("s3://b/p?endpoint=http://h:9:/x", "s3://b/p?endpoint=http://h:9", Some("/x")),
+            ("s3://b/p?endpoint=http://h:9:#7", "s3://b/p?endpoint=http://h:9", Some("#7")),
+            ("s3://b/p?endpoint=http://h:9", "", None),
+            ("s3://b/p", "", None),
+            ("s3://b/p:", "", None),
             ("", "", None),
         ] {
             let found = split(text.as_bytes());
-            let expected = path.map(|path| (volume.as_bytes(), path.as_bytes()));
+            let expected = path.map(|path| (volume.as_bytes().into(), path.as_bytes()));
             assert_eq!(found, expected, "{text}");
         }
     }

@@ -80,7 +80,7 @@ impl Trash {
         let bytes = path.as_bytes();
         if let Some((volume, inside)) = split(bytes).filter(|(_, inside)| inside.starts_with(b"/"))
         {
-            let volume = OsStr::from_bytes(volume);
+            let volume = OsStr::from_bytes(&volume);
             let place = Place::of(&volume.into(), &store).map_err(|why| why.of(VERB))?;
             let shown = [volume.as_bytes(), b":"].concat();
             let below = normal(Path::new(OsStr::from_bytes(inside)));
@@ -156,7 +156,7 @@ impl Trash {
             let Some((volume, inside)) = split(path.as_bytes()) else {
                 return Err(fail(&"name a directory of the same volume, as VOLUME:/dir"));
             };
-            if [volume, b":"].concat() != self.shown.0 {
+            if [&volume[..], b":"].concat() != self.shown.0 {
                 return Err(fail(&"it is not in the same volume"));
             }
             let inside = kestrel_daemon::ask::path_value(inside);
