@@ -20,8 +20,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Data set",
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
         &[
-            "snapshot", "clone", "policy", "quota", "info", "ls", "du", "rm", "trash", "watch",
-            "warmup", "tier", "compact",
+            "snapshot", "clone", "publish", "version", "policy", "quota", "info", "ls", "du", "rm",
+            "trash", "watch", "warmup", "tier", "compact",
         ],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
@@ -100,7 +100,7 @@ pub fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     };
     let mut given = given.into_iter();
     let program = given.next();
-    let words = given.skip_while(|word| word == "help" || word == "version");
+    let words = given.skip(1);
     program.into_iter().chain(words).chain([flag.into()]).collect()
 }
 

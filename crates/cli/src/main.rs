@@ -56,8 +56,8 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
-    mount, null_fs, objbench, policy, quota, rm, serve, snapshot, stats, status, tier, token,
-    trash, umount, warmup, watch,
+    mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, stats, status, tier,
+    token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -102,6 +102,8 @@ enum Verb {
     Watch(watch::WatchArgs),
     Snapshot(snapshot::SnapshotArgs),
     Clone(clone::CloneArgs),
+    Publish(publish::PublishArgs),
+    Version(version::VersionArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
@@ -148,6 +150,8 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Watch(args) => watch::run(args),
         Verb::Snapshot(args) => snapshot::run(args),
         Verb::Clone(args) => clone::run(args),
+        Verb::Publish(args) => publish::run(args),
+        Verb::Version(args) => version::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),

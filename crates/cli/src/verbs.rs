@@ -19,6 +19,7 @@
 //! | `verbs/volume_job.rs` | work by a process that has the volume's metadata |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
+//! | `verbs/publish.rs`, `version.rs` | published versions |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
 //! | `verbs/cluster.rs` | nodes that share a volume |
 //! | `verbs/objbench.rs` | measure a block store |
@@ -41,6 +42,7 @@ pub mod mount;
 pub mod null_fs;
 pub mod objbench;
 pub mod policy;
+pub mod publish;
 pub mod quota;
 pub mod rm;
 pub mod serve;
@@ -51,6 +53,7 @@ pub mod tier;
 pub mod token;
 pub mod trash;
 pub mod umount;
+pub mod version;
 pub mod warmup;
 pub mod watch;
 
@@ -63,6 +66,7 @@ use std::time::Duration;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, RemoteUrl};
 use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::version::VersionUrl;
 use kestrel_client::volume::Volume;
 use kestrel_daemon::ask::{ask, ask_with, locate, locate_directory, path_value};
 use kestrel_daemon::failure::Failure;
@@ -169,6 +173,9 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
 fn control_dir(entry: &MountEntry) -> PathBuf {
     match entry.source.to_str() {
         Some(url) if RemoteUrl::is_one(url) => runtime::dir_of(&entry.mount_point),
+        Some(url) if matches!(VersionUrl::parse(url), Ok(Some(_))) => {
+            runtime::dir_of(&entry.mount_point)
+        }
         Some(path) => match SnapshotUrl::parse(path) {
             Ok(Some(at)) => PathBuf::from(at.volume),
             _ => PathBuf::from(path),

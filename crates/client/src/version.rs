@@ -17,15 +17,15 @@ use kestrel_bucket::version::VersionEngine;
 use kestrel_meta::node::{Durability, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SystemClock};
 
-use crate::descriptor::{Descriptor, volume_dir};
+use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::Fs;
 use crate::metadata::Embedded;
 use crate::object_ids::ObjectNumbers;
 use crate::remote::{RemoteUrl, volume_at};
 use crate::storage::{Storage, StoreOptions};
-use crate::volume::Resources;
 use crate::volume::assembly::Assembly;
+use crate::volume::{self, Resources};
 
 mod publish;
 mod url;
@@ -53,7 +53,7 @@ impl Place {
             let (descriptor, storage) = volume_at(url, WHO, options)?;
             return Ok(Self { descriptor, storage });
         }
-        let dir = volume_dir(url)?;
+        let dir = volume::find(url, options.credentials.as_deref(), true)?;
         let descriptor = Descriptor::read(&dir)?;
         let storage = Storage::open(&dir, &descriptor, options)?;
         Ok(Self { descriptor, storage })
@@ -69,7 +69,7 @@ pub fn registry(url: &str, options: &StoreOptions) -> Result<VersionRegistry, Vo
     if RemoteUrl::is_one(url) {
         return Place::of(url, options)?.storage.versions();
     }
-    let dir = volume_dir(url)?;
+    let dir = volume::find(url, options.credentials.as_deref(), true)?;
     Storage::versions_of(&dir, &Descriptor::read(&dir)?, options)
 }
 

@@ -94,6 +94,7 @@ pub mod snapshots;
 pub mod tls;
 pub mod tokens;
 pub mod units;
+pub mod version_mount;
 pub mod worker;
 
 pub use remote::RemoteMount;

@@ -49,7 +49,7 @@ pub struct CloneArgs {
 
 /// The directory and the snapshot in `SRC@NAME`. What follows the last `@` of the last component is
 /// the snapshot, unless there is a directory of the whole name.
-fn source_of(text: &OsStr) -> (OsString, Option<OsString>) {
+pub(super) fn source_of(text: &OsStr) -> (OsString, Option<OsString>) {
     if let Some(url) = text.to_str().filter(|url| is_bucket_url(url))
         && let Ok(Some(at)) = SnapshotUrl::parse(url)
     {

@@ -14,6 +14,7 @@ use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::storage::Storage;
+use kestrel_client::version::VersionUrl;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::Serving;
 use kestrel_daemon::ask::{locate, locate_anew};
@@ -29,6 +30,7 @@ use kestrel_daemon::runtime;
 use kestrel_daemon::served_volume::ServedVolume;
 use kestrel_daemon::snapshots::keeper::{KeepingSnapshots, SnapshotKeeper};
 use kestrel_daemon::units::{duration_arg, size_arg};
+use kestrel_daemon::version_mount::VersionMount;
 use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::TlsMode;
@@ -65,6 +67,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
+  kestrel mount 's3://bucket/photos//imagenet@v3?region=eu-1' /mnt/imagenet
 
 The command returns when the mount serves. The process that serves it stays in the background and
 writes to the log file that the command names. SIGTERM and SIGINT unmount cleanly; a second one cuts
@@ -77,7 +80,8 @@ pub struct MountArgs {
     /// kestrel://host[:port][,host2…]/NAME
     ///
     /// With @SNAPSHOT or :/DIR@SNAPSHOT behind it: the volume, or a directory of it, as it was at
-    /// that snapshot, read-only. What follows the ? of a URL stays at its end.
+    /// that snapshot, read-only. With //VERSION behind it: a published version, which no server
+    /// is asked for. What follows the ? of a URL stays at its end.
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
@@ -264,6 +268,8 @@ enum Source {
     Here(PathBuf),
     /// The one served there.
     Served(RemoteUrl),
+    /// A published version of one.
+    Version(VersionUrl),
 }
 
 impl Source {
@@ -271,6 +277,7 @@ impl Source {
         match self {
             Self::Here(dir) => dir.to_string_lossy().into_owned(),
             Self::Served(url) => url.place(),
+            Self::Version(url) => url.to_string(),
         }
     }
 }
@@ -289,6 +296,11 @@ impl Plan {
     /// What `df` and messages call it.
     fn name(&self) -> String {
         self.at.as_ref().map_or_else(|| self.source.name(), SnapshotUrl::to_string)
+    }
+
+    /// Nothing of it ever changes.
+    fn is_immutable(&self) -> bool {
+        self.at.is_some() || matches!(self.source, Source::Version(_))
     }
 
     /// What is mounted of the volume that `live` is open on.
@@ -321,10 +333,31 @@ fn live_mount(dir: &Path) -> Option<MountEntry> {
 /// What can be judged without opening the volume, so that mistakes are told before a process goes
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
-    let mut at =
-        SnapshotUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
+    let version =
+        VersionUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
+    let mut at = match &version {
+        // The name of a version may have an @, too.
+        Some(_) => None,
+        None => SnapshotUrl::parse(&args.volume)
+            .map_err(|why| Failure::usage(format!("mount: {why}")))?,
+    };
     let volume = at.as_ref().map_or(&args.volume, |at| &at.volume);
-    let source = if RemoteUrl::is_one(volume) {
+    let source = if let Some(mut version) = version {
+        if RemoteUrl::is_one(&version.volume) {
+            let mut url = RemoteUrl::parse(&version.volume)
+                .map_err(|why| Failure::usage(format!("mount: {why}")))?;
+            args.trust.add_to(&mut url)?;
+            version.volume = url.to_string();
+        } else {
+            args.trust.is_none()?;
+            if !is_bucket_url(&version.volume) {
+                // The process in the background works in another directory.
+                let volume = locate("mount", &version.volume, None)?;
+                version.volume = volume.to_string_lossy().into_owned();
+            }
+        }
+        Source::Version(version)
+    } else if RemoteUrl::is_one(volume) {
         let mut url =
             RemoteUrl::parse(volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
         args.trust.add_to(&mut url)?;
@@ -366,7 +399,8 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     {
         let mounted = mounted.source.to_string_lossy();
         // The files of such a mount's process are found by its mount point: there can be one.
-        let once = RemoteUrl::is_one(&mounted) && matches!(source, Source::Served(_));
+        let once =
+            RemoteUrl::is_one(&mounted) && matches!(source, Source::Served(_) | Source::Version(_));
         let or = if once { "" } else { ", or mount over it with --stack" };
         let what = format!("unmount it with `kestrel umount {}`{or}", dir.display());
         return Err(fail(&format!("{mounted} is mounted there already; {what}")));
@@ -384,7 +418,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         }
     }
     options.allow_other |= args.allow_other;
-    options.read_only |= args.read_only || plan.at.is_some();
+    options.read_only |= args.read_only || plan.is_immutable();
     options.atime = args.atime.map(AtimeArg::option).or(options.atime);
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!(
@@ -395,13 +429,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
     }
-    if matches!(plan.source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
+    let is_elsewhere = matches!(plan.source, Source::Served(_) | Source::Version(_));
+    if is_elsewhere && args.leftovers != CollectorArgs::default() {
         return Err(Failure::usage(
             "mount: --collect-every, --collect-grace: the volume's server collects: give them to \
              `kestrel serve`",
         ));
     }
-    if matches!(plan.source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
+    if is_elsewhere && args.dumps != BackupScheduleArgs::default() {
         return Err(Failure::usage(
             "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to \
              `kestrel serve`",
@@ -415,7 +450,7 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
     let log = match &plan.source {
         Source::Here(volume) => volume.join(LOG_NAME),
-        Source::Served(_) => {
+        Source::Served(_) | Source::Version(_) => {
             runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
         }
     };
@@ -462,6 +497,7 @@ fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let result = match &plan.source {
         Source::Here(volume) => serve_here(args, &plan, &memory, volume),
         Source::Served(url) => serve_elsewhere(args, &plan, &memory, url),
+        Source::Version(url) => serve_version(args, &plan, &memory, url),
     };
     log::info!("{name} closed");
     result
@@ -576,6 +612,34 @@ fn serve_elsewhere(
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
+/// Serves a published version, from the store alone.
+fn serve_version(
+    args: &MountArgs,
+    plan: &Plan,
+    memory: &Memory,
+    url: &VersionUrl,
+) -> Result<ExitStatus, Failure> {
+    let begun = Instant::now();
+    let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
+    let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
+    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {}", plan.dir.display()))
+        .map_err(|why| fail(&why))?;
+    let opened = url.open(&resources(args, memory)).map_err(|why| fail(&why))?;
+    let fs = opened.fs.clone();
+    let serving = Arc::new(VersionMount {
+        fs: fs.clone(),
+        url: url.clone(),
+        descriptor: opened.descriptor,
+        manifest: opened.manifest,
+        mount_point: plan.dir.clone(),
+        facts: MountStatus::new(memory),
+        begun,
+    });
+    let data = (&fs, &*opened.storage);
+    let result = attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun);
+    ended(result, fs.shutdown().map_err(|why| why.to_string()))
+}
+
 /// What became of a mount, and of what was written last.
 fn ended(
     result: Result<ExitStatus, Failure>,
@@ -632,7 +696,7 @@ fn attend(
             (PassthroughArg::Auto, Err(why)) => PassthroughConfig::Off((*why).into()),
             (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
         },
-        immutable: plan.at.is_some(),
+        immutable: plan.is_immutable(),
     };
     let mount = kestrel_vfs::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
     facts.learn(&mount);

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kestrel_engine::row_cache::RowCache;
 use kestrel_engine::{
@@ -29,7 +30,13 @@ pub struct VersionEngine {
     row_cache: RowCache,
     /// Of the last commit.
     position: Mutex<Position>,
+    name: String,
+    /// When an error was last told in the log.
+    told: Mutex<Option<Instant>>,
 }
+
+/// Time between two errors in the log.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl VersionEngine {
     /// Reads nothing yet. Rows and blocks of tables take `memory_bytes`, about.
@@ -41,7 +48,24 @@ impl VersionEngine {
         let runs = tree.runs(&manifest.runs);
         tree.change(|view| view.runs = runs);
         let rows = usize::try_from(half).unwrap_or(usize::MAX);
-        Self { tree, row_cache: RowCache::new(0, rows), position: Mutex::new(0) }
+        Self {
+            tree,
+            row_cache: RowCache::new(0, rows),
+            position: Mutex::new(0),
+            name: manifest.name.clone(),
+            told: Mutex::new(None),
+        }
+    }
+
+    /// Tells an error in the log, for a mount shows only its number.
+    fn tell<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
+        result.inspect_err(|why| {
+            let mut told = self.told.lock();
+            if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+                *told = Some(Instant::now());
+                log::error!("version {}: {why}", self.name);
+            }
+        })
     }
 }
 
@@ -60,7 +84,7 @@ impl Engine for VersionEngine {
         keys: &[KeyRef<'_>],
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError> {
-        self.row_cache.get_many(&self.tree, keys, visit).map(drop)
+        self.tell(self.row_cache.get_many(&self.tree, keys, visit).map(drop))
     }
 
     fn scan(
@@ -70,7 +94,7 @@ impl Engine for VersionEngine {
         after: Option<&[u8]>,
         visit: &mut VisitRow<'_>,
     ) -> Result<Position, EngineError> {
-        self.row_cache.scan(&self.tree, (table, id), after, visit)
+        self.tell(self.row_cache.scan(&self.tree, (table, id), after, visit))
     }
 
     fn scan_table(
@@ -79,7 +103,7 @@ impl Engine for VersionEngine {
         from: Option<KeyRef<'_>>,
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
-        self.row_cache.scan_table(&self.tree, table, from, visit)
+        self.tell(self.row_cache.scan_table(&self.tree, table, from, visit))
     }
 
     fn hint_new(&self, table: Table, id: u64) {

@@ -1,0 +1,74 @@
+//! The mount of a published version: it has figures of its own, and asks no server of the volume.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kestrel_client::Fs;
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::version::{VersionManifest, VersionUrl};
+use serde_json::Value;
+
+use crate::endpoints::ControlEndpoint;
+use crate::jobs::status;
+use crate::metrics::{Snapshot, to_json};
+use crate::mount_status::{MountStatus, remounted};
+use crate::snapshots::versions::describe;
+
+/// What questions are about.
+pub struct VersionMount {
+    /// The file system.
+    pub fs: Arc<Fs>,
+    /// Which version of which volume.
+    pub url: VersionUrl,
+    /// What the volume is.
+    pub descriptor: Descriptor,
+    /// What the version is.
+    pub manifest: VersionManifest,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// How it is mounted.
+    pub facts: MountStatus,
+    /// Since when.
+    pub begun: Instant,
+}
+
+impl ControlEndpoint for VersionMount {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::take(&self.fs, None, self.begun.elapsed());
+        self.facts.stats(&mut |name, value| snapshot.add(name, value));
+        snapshot
+    }
+
+    fn answer(
+        &self,
+        question: &Value,
+        _tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
+        match question["verb"].as_str() {
+            Some("stats") => Ok(to_json(&self.snapshot())),
+            Some("alive") => Ok(Value::Null),
+            Some("remounted") => remounted(&self.fs, question),
+            Some("status") => {
+                let mut out = status::known(&self.descriptor);
+                out["volume"] = self.url.to_string().into();
+                out["version"] = describe(&self.manifest);
+                out["files"] = self.manifest.figures.files.into();
+                out["directories"] = self.manifest.figures.directories.into();
+                out["bytes"] = self.manifest.figures.bytes.into();
+                out["mounted"] = true.into();
+                out["mount_point"] = self.mount_point.to_string_lossy().into();
+                out["pid"] = std::process::id().into();
+                out["read_only"] = true.into();
+                out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
+                self.facts.describe(&self.fs, &mut out);
+                Ok(out)
+            }
+            _ => Err(format!(
+                "a published version, {}, is mounted here, and this is not known of one; name the \
+                 volume itself",
+                self.url
+            )),
+        }
+    }
+}
