@@ -5,8 +5,9 @@
 //! stay behind, for they are about a tree that changes. A file's names outside of the tree are not
 //! among those that it is shown to have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
 use kestrel_bucket::version::{VersionFigures, VersionId, VersionManifest, VersionWriter};
 use kestrel_bucket::version::{VersionRegistry, VersionSource};
@@ -27,6 +28,7 @@ use kestrel_types::policy::{Policy, XATTR_PREFIX};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, READDIR_ENTRIES_MAX};
 use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::stat::DirStat;
+use parking_lot::{Condvar, Mutex};
 
 use crate::error::VolumeError;
 use crate::fs::{Fs, into_inode, plain, unanswered, unexpected};
@@ -67,22 +69,97 @@ impl From<FsError> for PublishError {
     }
 }
 
+/// Names that are read together.
+const PAGE_ENTRIES: usize = 1024;
+const _: () = assert!(PAGE_ENTRIES <= READDIR_ENTRIES_MAX);
+
+/// Most threads that read.
+const READERS_MAX: usize = 8;
+
+/// Pages that are read ahead of what is written.
+const PAGES_AHEAD: usize = 16;
+
 /// A directory whose names are to be read: its number in the volume, and in the version.
+#[derive(Clone, Copy)]
 struct Pending {
     ino: InodeId,
     number: InodeId,
 }
 
-/// A tree on its way into a version.
-struct Walk<'a> {
+/// Reads a tree at a snapshot.
+struct TreeReader<'a> {
     fs: &'a Arc<Fs>,
     at: SnapshotId,
     creds: Creds,
+}
+
+/// Directories that are to be read, and how many are being read.
+#[derive(Default)]
+struct DirQueue {
+    state: Mutex<(Vec<Pending>, usize)>,
+    changed: Condvar,
+}
+
+impl DirQueue {
+    fn add(&self, dirs: impl Iterator<Item = Pending>) {
+        let mut state = self.state.lock();
+        let before = state.0.len();
+        state.0.extend(dirs);
+        if state.0.len() > before {
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next one; waits while others may come. `None`: none is left.
+    fn take(&self) -> Option<Pending> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(dir) = state.0.pop() {
+                state.1 += 1;
+                return Some(dir);
+            }
+            if state.1 == 0 {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// One has been read.
+    fn done(&self) {
+        self.state.lock().1 -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Forgets those that are left.
+    fn stop(&self) {
+        self.state.lock().0.clear();
+    }
+}
+
+/// Threads that read: a node in this process executes a request on the thread that sends it.
+fn readers() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, READERS_MAX)
+}
+
+/// Names of a directory, in order.
+struct Page {
+    dir: Pending,
+    entries: Vec<(DirEntry, Inode)>,
+    /// No names of the directory follow.
+    end: bool,
+}
+
+/// A tree on its way into a version.
+struct TreeWriter<'a> {
+    reader: &'a TreeReader<'a>,
     writer: VersionWriter,
     /// Files with several names: as they are, and how many of their names were found.
     links: BTreeMap<InodeId, (Inode, u32)>,
     figures: VersionFigures,
     highest: InodeId,
+    /// Shares of directories whose names are being written.
+    sums: HashMap<InodeId, DirStat>,
 }
 
 /// Writes a version of a tree by a writer that has begun, and gives it its name. The snapshot must
@@ -119,14 +196,14 @@ fn write(
     (writer, what): (VersionWriter, &Publication),
     progress: &mut dyn FnMut(&VersionFigures),
 ) -> Result<VersionManifest, PublishError> {
-    let mut walk = Walk {
-        fs,
-        at: what.source.snapshot,
-        creds: Creds::root(),
+    let reader = TreeReader { fs, at: what.source.snapshot, creds: Creds::root() };
+    let mut walk = TreeWriter {
+        reader: &reader,
         writer,
         links: BTreeMap::new(),
         figures: VersionFigures::default(),
         highest: ROOT,
+        sums: HashMap::new(),
     };
     walk.tree(what.source.dir, progress)?;
     let mut manifest = VersionManifest::new(&what.name, volume, &what.id, what.source.clone());
@@ -138,7 +215,7 @@ fn write(
     Ok(manifest)
 }
 
-impl Walk<'_> {
+impl TreeReader<'_> {
     fn ask_many(&self, ops: Vec<Op>) -> Vec<FsResult<Answer>> {
         let ops = ops.into_iter().map(|op| Op::At(self.at, Box::new(op))).collect();
         self.fs.replies(&self.creds, ops).into_iter().map(plain).collect()
@@ -148,21 +225,84 @@ impl Walk<'_> {
         self.ask_many(vec![op]).pop().unwrap_or_else(|| Err(unanswered()))
     }
 
+    /// Reads directories that are left, and sends their names, until none is left or nobody takes
+    /// them.
+    fn read(&self, left: &DirQueue, pages: &SyncSender<FsResult<Page>>) {
+        while let Some(dir) = left.take() {
+            if !self.read_dir(dir, left, pages) {
+                left.stop();
+            }
+            left.done();
+        }
+    }
+
+    /// The names of one directory; `false`: nobody takes more, or reading failed.
+    fn read_dir(&self, dir: Pending, left: &DirQueue, pages: &SyncSender<FsResult<Page>>) -> bool {
+        let mut after = None;
+        loop {
+            let page = self.page(dir, after.take());
+            if let Ok(page) = &page {
+                let dirs = page.entries.iter().filter(|(entry, _)| entry.kind == Kind::Dir);
+                left.add(dirs.map(|(dir, _)| Pending { ino: dir.ino, number: dir.ino }));
+            }
+            let next = page.as_ref().ok().filter(|page| !page.end);
+            after = next.and_then(|page| page.entries.last()).map(|(last, _)| last.name.clone());
+            let failed = page.is_err();
+            if pages.send(page).is_err() || failed {
+                return false;
+            }
+            if after.is_none() {
+                return true;
+            }
+        }
+    }
+
+    fn page(&self, dir: Pending, after: Option<Name>) -> FsResult<Page> {
+        let page = Op::ReadDir { dir: dir.ino, after, limit: PAGE_ENTRIES, check: false };
+        let (entries, end) = match self.ask(page)? {
+            Answer::Entries { entries, end, .. } => (entries, end),
+            other => return Err(unexpected(&other)),
+        };
+        let seen = |entry: &DirEntry| {
+            let seen = Some((dir.ino, entry.name.clone()));
+            Op::GetAttr(InodeRef { ino: entry.ino, seen })
+        };
+        let inodes = self.ask_many(entries.iter().map(seen).collect());
+        let end = end || entries.is_empty();
+        let joined = entries.into_iter().zip(inodes);
+        let entries = joined.map(|(entry, inode)| Ok((entry, inode.and_then(into_inode)?)));
+        Ok(Page { dir, entries: entries.collect::<FsResult<_>>()?, end })
+    }
+}
+
+impl TreeWriter<'_> {
     fn tree(
         &mut self,
         top: InodeId,
         progress: &mut dyn FnMut(&VersionFigures),
     ) -> Result<(), PublishError> {
-        let root = self.ask(Op::GetAttr(InodeRef::by_id(top))).and_then(into_inode)?;
+        let reader = self.reader;
+        let root = reader.ask(Op::GetAttr(InodeRef::by_id(top))).and_then(into_inode)?;
         if root.kind != Kind::Dir {
             return Err(FsError::new(libc::ENOTDIR, "only directories are published").into());
         }
         self.attributes(&root, ROOT, None)?;
-        let mut left = vec![Pending { ino: top, number: ROOT }];
-        while let Some(dir) = left.pop() {
-            self.directory(&dir, &mut left)?;
-            progress(&self.figures);
-        }
+        let (send, pages) = std::sync::mpsc::sync_channel(PAGES_AHEAD);
+        let left = DirQueue::default();
+        left.add(std::iter::once(Pending { ino: top, number: ROOT }));
+        std::thread::scope(|scope| {
+            for _ in 0..readers() {
+                let (send, left) = (send.clone(), &left);
+                scope.spawn(move || reader.read(left, &send));
+            }
+            drop(send);
+            // Owned here, so that readers end if writing fails.
+            for page in pages {
+                self.page(page?)?;
+                progress(&self.figures);
+            }
+            Ok::<(), PublishError>(())
+        })?;
         let links = std::mem::take(&mut self.links);
         for (ino, (inode, names)) in links {
             self.figures.bytes += inode.size;
@@ -172,74 +312,41 @@ impl Walk<'_> {
         }
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let VersionFigures { files, directories, bytes } = self.figures;
-        let figures = [whole(files), whole(directories - 1), whole(bytes)];
-        let rows = Node::rows_of_tree(stored(root, ROOT), figures, self.at, self.highest + 1);
+        let figures = [whole(files), whole(directories.saturating_sub(1)), whole(bytes)];
+        let rows = Node::rows_of_tree(stored(root, ROOT), figures, reader.at, self.highest + 1);
         for row in rows {
             self.writer.put(row.key.borrow(), row.value.as_deref().unwrap_or_default())?;
         }
         Ok(())
     }
 
-    /// All names of a directory, and its share.
-    fn directory(&mut self, dir: &Pending, left: &mut Vec<Pending>) -> Result<(), PublishError> {
-        let (mut after, mut sum) = (None, DirStat::default());
-        loop {
-            let page = Op::ReadDir {
-                dir: dir.ino,
-                after: after.take(),
-                limit: READDIR_ENTRIES_MAX,
-                check: false,
-            };
-            let (entries, end) = match self.ask(page)? {
-                Answer::Entries { entries, end, .. } => (entries, end),
-                other => return Err(unexpected(&other).into()),
-            };
-            after = entries.last().map(|entry| entry.name.clone());
-            self.entries(dir, entries, &mut sum, left)?;
-            if end || after.is_none() {
-                break;
-            }
+    /// Names of a directory; behind the last ones its share.
+    fn page(&mut self, page: Page) -> Result<(), PublishError> {
+        let dir = page.dir;
+        for (entry, inode) in page.entries {
+            self.entry(dir, &entry.name, inode)?;
         }
-        self.figures.directories += 1;
-        let key = share_suffix(0);
-        self.writer.put(KeyRef::new(Table::DirStat, dir.number, &key), &sum.encode())?;
-        Ok(())
-    }
-
-    fn entries(
-        &mut self,
-        dir: &Pending,
-        entries: Vec<DirEntry>,
-        sum: &mut DirStat,
-        left: &mut Vec<Pending>,
-    ) -> Result<(), PublishError> {
-        let seen = |entry: &DirEntry| {
-            let seen = Some((dir.ino, entry.name.clone()));
-            Op::GetAttr(InodeRef { ino: entry.ino, seen })
-        };
-        let inodes = self.ask_many(entries.iter().map(seen).collect());
-        for (entry, inode) in entries.into_iter().zip(inodes) {
-            let inode = inode.and_then(into_inode)?;
-            self.entry(dir, &entry.name, inode, sum, left)?;
+        if page.end {
+            self.figures.directories += 1;
+            let sum = self.sums.remove(&dir.number).unwrap_or_default().encode();
+            let share = share_suffix(0);
+            self.writer.put(KeyRef::new(Table::DirStat, dir.number, &share), &sum)?;
         }
         Ok(())
     }
 
-    fn entry(
-        &mut self,
-        dir: &Pending,
-        name: &Name,
-        inode: Inode,
-        sum: &mut DirStat,
-        left: &mut Vec<Pending>,
-    ) -> Result<(), PublishError> {
+    fn entry(&mut self, dir: Pending, name: &Name, inode: Inode) -> Result<(), PublishError> {
         let ino = inode.ino;
         self.highest = self.highest.max(ino);
+        let sum = self.sums.entry(dir.number).or_default();
         sum.children += 1;
+        match inode.kind {
+            Kind::Dir => sum.subdirs += 1,
+            _ if inode.nlink > 1 => {}
+            _ => sum.bytes += inode.size.cast_signed(),
+        }
         let row = match inode.kind {
             Kind::Dir => {
-                sum.subdirs += 1;
-                left.push(Pending { ino, number: ino });
                 let place = encode_dir_id(dir.number, name.as_bytes());
                 self.writer.put(KeyRef::new(Table::DirId, ino, b""), &place)?;
                 let child = ino.to_be_bytes();
@@ -261,7 +368,6 @@ impl Walk<'_> {
             _ => {
                 self.figures.files += 1;
                 self.figures.bytes += inode.size;
-                sum.bytes += inode.size.cast_signed();
                 self.content(&inode)?;
                 self.attributes(&inode, ino, Some((dir.ino, name)))?;
                 Entry::Inode(stored(inode, ino))
@@ -282,7 +388,7 @@ impl Walk<'_> {
         while let Some(first) = next.filter(|first| *first <= last) {
             let window = last.min(first.saturating_add(WINDOW_CHUNKS - 1));
             let op = Op::Chunks { ino: inode.ino, first, last: window };
-            let (chunks, end) = match self.ask(op)? {
+            let (chunks, end) = match self.reader.ask(op)? {
                 Answer::Chunks { chunks, end } => (chunks, end),
                 other => return Err(unexpected(&other).into()),
             };
@@ -315,7 +421,7 @@ impl Walk<'_> {
         }
         let seen = seen.map(|(dir, name)| (dir, name.clone()));
         let of = InodeRef { ino: inode.ino, seen };
-        let names = match self.ask(Op::ListXattr(of.clone()))? {
+        let names = match self.reader.ask(Op::ListXattr(of.clone()))? {
             Answer::Bytes(names) => names,
             other => return Err(unexpected(&other).into()),
         };
@@ -324,7 +430,7 @@ impl Walk<'_> {
         };
         let names: Vec<&[u8]> = names.split(|byte| *byte == 0).filter(is_row).collect();
         let get = |name: &&[u8]| Op::GetXattr(of.clone(), (*name).into());
-        let values = self.ask_many(names.iter().map(get).collect());
+        let values = self.reader.ask_many(names.iter().map(get).collect());
         for (name, value) in names.into_iter().zip(values) {
             let value = match value? {
                 Answer::Bytes(value) => value,

@@ -13,7 +13,7 @@
 //! before anything is written and taken away after the version's name is gone. What a process that
 //! was killed in between leaves is found by `version-clean`: a tag whose version has no objects.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kestrel_client::descriptor::random;
 use kestrel_client::storage::Storage;
@@ -21,6 +21,7 @@ use kestrel_client::version::{
     Publication, PublishError, VersionFigures, VersionId, VersionManifest, VersionRegistry,
     VersionSource, VersionWriter, check_name, publish,
 };
+use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::Name;
@@ -34,6 +35,9 @@ use crate::logger::utc;
 
 /// How tags of versions begin; the identity follows.
 const TAG: &str = "version-";
+
+/// How often a publication tells how far it has come.
+const TELL_EVERY: Duration = Duration::from_millis(200);
 
 /// Answers one question.
 ///
@@ -61,6 +65,7 @@ pub fn answer(
             let registry = registry()?;
             let found = own_version(calls, &registry, &text(question, "name")?)?;
             if registry.remove(&found).map_err(|why| why.to_string())? {
+                crash::point("version.removed");
                 let root = SnapshotCalls::as_root(calls.fs());
                 release(&root, &found.source, &found.id_bytes())?;
             }
@@ -178,13 +183,18 @@ fn make(
     let writer = VersionWriter::begin(registry.place(), id).map_err(|why| why.to_string());
     let held = writer.and_then(|writer| {
         let held = calls.hold(snapshot.dir, snapshot.name, tag_of(&id)?, true);
+        crash::point("version.held");
         held.map(|()| writer).map_err(|why| told(&why))
     });
     let published = held.and_then(|writer| {
         let what =
             Publication { name: name.clone(), id, source: source.clone(), user: calls.creds().uid };
+        let mut told = Instant::now();
         let mut progress = |done: &VersionFigures| {
-            tell(&json!({ "files": done.files, "directories": done.directories }));
+            if told.elapsed() >= TELL_EVERY {
+                told = Instant::now();
+                tell(&json!({ "files": done.files, "directories": done.directories }));
+            }
         };
         publish(calls.fs(), &registry, (writer, what), &mut progress).map_err(|why| match why {
             PublishError::Taken => taken(&name),

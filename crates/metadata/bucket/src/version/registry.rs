@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kestrel_blockstore::named::NamedStore;
 use kestrel_engine::EngineError;
+use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
 use super::writer::WRITER;
@@ -134,6 +135,7 @@ impl VersionRegistry {
         if !store.create(&object, manifest.encode().into()).map_err(|why| self.failed(&why))? {
             return Ok(false);
         }
+        crash::point("version.named");
         // A process that took it for left over has removed this first.
         let writer = VersionPlace::part_of(&manifest.id_bytes(), WRITER);
         if store.read(&writer).map_err(|why| self.failed(&why))?.is_none() {
@@ -160,6 +162,7 @@ impl VersionRegistry {
         if !made.map_err(|why| self.failed(&why))? {
             return Ok(false);
         }
+        crash::point("version.renamed");
         store.remove(&object_of(&manifest.name)).map_err(|why| self.failed(&why))?;
         Ok(true)
     }
@@ -172,6 +175,7 @@ impl VersionRegistry {
     pub fn remove(&self, manifest: &VersionManifest) -> Result<bool, EngineError> {
         let store = &self.place.store;
         store.remove(&object_of(&manifest.name)).map_err(|why| self.failed(&why))?;
+        crash::point("version.unnamed");
         if self.ids()?.contains(&manifest.id_bytes()) {
             return Ok(false);
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_blockstore::named::NamedStore;
 use kestrel_engine::EngineError;
+use kestrel_types::crash;
 use kestrel_types::key::KeyRef;
 
 use super::registry::{VersionPlace, failed};
@@ -92,6 +93,7 @@ impl VersionWriter {
     /// The store's, and `Io` in that case.
     pub fn finish(mut self) -> Result<Vec<Vec<TableRecord>>, EngineError> {
         self.end_run()?;
+        crash::point("version.written");
         self.beat()?;
         Ok(std::mem::take(&mut self.runs))
     }
