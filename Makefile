@@ -106,6 +106,11 @@ bench-bucket:
 	$(MAKE) build
 	bench/bucket.py $(BUCKET)
 
+bench-publish:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	bench/publish.py $(PUBLISH)
+
 bench-cluster: build
 	cargo build --release --locked -p kestrel-rpc --examples
 	bench/cluster.py
