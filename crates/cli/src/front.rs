@@ -100,7 +100,7 @@ pub fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     };
     let mut given = given.into_iter();
     let program = given.next();
-    let words = given.skip(1);
+    let words = given.skip(1).skip_while(|word| word == "help");
     program.into_iter().chain(words).chain([flag.into()]).collect()
 }
 
@@ -121,6 +121,7 @@ mod tests {
             ("kestrel help mount", "kestrel mount --help"),
             ("kestrel help cluster init", "kestrel cluster init --help"),
             ("kestrel help help", "kestrel --help"),
+            ("kestrel help version", "kestrel version --help"),
             ("kestrel version", "kestrel --version"),
             ("kestrel version x", "kestrel version x"),
             ("kestrel info help", "kestrel info help"),

@@ -23,6 +23,7 @@ use crate::fs::Fs;
 use crate::metadata::Embedded;
 use crate::object_ids::ObjectNumbers;
 use crate::remote::{RemoteUrl, volume_at};
+use crate::state_dir::credentials_for;
 use crate::storage::{Storage, StoreOptions};
 use crate::volume::assembly::Assembly;
 use crate::volume::{self, Resources};
@@ -55,7 +56,7 @@ impl Place {
         }
         let dir = volume::find(url, options.credentials.as_deref(), true)?;
         let descriptor = Descriptor::read(&dir)?;
-        let storage = Storage::open(&dir, &descriptor, options)?;
+        let storage = Storage::open(&dir, &descriptor, &with_credentials(&dir, options))?;
         Ok(Self { descriptor, storage })
     }
 }
@@ -70,7 +71,14 @@ pub fn registry(url: &str, options: &StoreOptions) -> Result<VersionRegistry, Vo
         return Place::of(url, options)?.storage.versions();
     }
     let dir = volume::find(url, options.credentials.as_deref(), true)?;
-    Storage::versions_of(&dir, &Descriptor::read(&dir)?, options)
+    Storage::versions_of(&dir, &Descriptor::read(&dir)?, &with_credentials(&dir, options))
+}
+
+/// The same options with the credentials that the volume's state directory names, if none are
+/// given.
+fn with_credentials(dir: &Path, options: &StoreOptions) -> StoreOptions {
+    let credentials = credentials_for(dir, options.credentials.as_deref());
+    StoreOptions { credentials, ..options.clone() }
 }
 
 /// A version with a file system running on it.

@@ -350,11 +350,11 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
             version.volume = url.to_string();
         } else {
             args.trust.is_none()?;
-            if !is_bucket_url(&version.volume) {
-                // The process in the background works in another directory.
-                let volume = locate("mount", &version.volume, None)?;
-                version.volume = volume.to_string_lossy().into_owned();
-            }
+            // A path that holds in any directory: the process in the background works in another
+            // one. Of a bucket it is that of the state directory.
+            let find = if args.process.report_readiness { locate } else { locate_anew };
+            let volume = find("mount", &version.volume, args.store.credentials.as_deref())?;
+            version.volume = volume.to_string_lossy().into_owned();
         }
         Source::Version(version)
     } else if RemoteUrl::is_one(volume) {

@@ -29,8 +29,9 @@ const VERB: &str = "publish";
 
 A version is the tree of a directory at one moment, or at the snapshot SNAP. It never changes. Its
 names and attributes go into tables in the volume's store; file data is not copied: a snapshot that
-the version holds keeps it. A name has 1 to 128 letters, digits, '.', '_', '-' and '@'. The
-directory's owner and root may publish it. docs/operations/versions.md tells more.")]
+the version holds keeps it. A name has 1 to 120 letters, digits, '.', '_', '-' and '@'. Root may
+publish, and the user that mounts the volume its own directories. docs/operations/versions.md tells
+more.")]
 pub struct PublishArgs {
     /// The directory, of now or of a snapshot: a path in a mount, or VOLUME:/dir
     #[arg(value_name = "DIR[@SNAP]")]

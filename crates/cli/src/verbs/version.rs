@@ -52,7 +52,7 @@ enum Action {
 struct ListArgs {
     /// The volume
     volume: OsString,
-    /// Only those whose names begin with this
+    /// Only names that begin with this
     #[arg(default_value = "")]
     prefix: String,
     /// Print JSON
@@ -164,7 +164,7 @@ fn ask(volume: &OsString, store: &KeyArgs, question: Value) -> Result<Value, Fai
 /// Does it.
 pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
-        Action::List(args) => list(args)?,
+        Action::List(args) => return list(args),
         Action::Info(args) => {
             let found = find(&registry(&args.volume, &args.store)?, &args.name)?;
             match args.json {
@@ -196,29 +196,42 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
     Ok(ExitStatus::Good)
 }
 
-fn list(args: &ListArgs) -> Result<(), Failure> {
+fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     let registry = registry(&args.volume, &args.store)?;
     let names = registry.names(&args.prefix).map_err(fail)?;
-    let mut found = Vec::with_capacity(names.len());
+    let (mut found, mut damaged) = (Vec::with_capacity(names.len()), Vec::new());
     for name in &names {
-        // One that was deleted meanwhile is left out.
-        found.extend(registry.find(name).map_err(fail)?);
+        match registry.find(name) {
+            // One that was deleted meanwhile is left out.
+            Ok(version) => found.extend(version),
+            Err(why) => damaged.push((name, why)),
+        }
     }
     if args.json {
-        print_json(&json!({ "versions": found.iter().map(describe).collect::<Vec<_>>() }));
-        return Ok(());
+        let unreadable =
+            damaged.iter().map(|(name, why)| json!({ "name": name, "error": why.to_string() }));
+        let unreadable: Vec<Value> = unreadable.collect();
+        let versions: Vec<Value> = found.iter().map(describe).collect();
+        print_json(&json!({ "versions": versions, "unreadable": unreadable }));
+    } else {
+        print_list(&found, names.iter().map(String::len).max().unwrap_or(0).max(4));
     }
-    let width = names.iter().map(String::len).max().unwrap_or(0).max(4);
+    for (_, why) in &damaged {
+        eprintln!("kestrel {VERB}: {why}");
+    }
+    Ok(if damaged.is_empty() { ExitStatus::Good } else { ExitStatus::Bad })
+}
+
+fn print_list(found: &[VersionManifest], width: usize) {
     if !found.is_empty() {
         println!("{:width$}  {:20}  {:>12}  {:>10}", "NAME", "PUBLISHED", "FILES", "BYTES");
     }
-    for one in &found {
+    for one in found {
         let published = kestrel_daemon::logger::utc(one.created);
         let published = published.split('.').next().unwrap_or_default();
         let (files, size) = (one.figures.files, bytes(one.figures.bytes));
         println!("{:width$}  {published:20}  {files:>12}  {size:>10}", one.name);
     }
-    Ok(())
 }
 
 fn print_info(one: &VersionManifest) {

@@ -1,5 +1,5 @@
-//! Publishing: the tree of a directory at a snapshot, read through the volume's metadata and written
-//! as the rows of a version.
+//! Publishing: the tree of a directory at a snapshot, read through the volume's metadata and
+//! written as the rows of a version.
 //!
 //! Numbers of inodes stay what they are, but for the directory's own: it becomes the root. Policies
 //! stay behind, for they are about a tree that changes. A file's names outside of the tree are not
@@ -79,7 +79,7 @@ const READERS_MAX: usize = 8;
 /// Pages that are read ahead of what is written.
 const PAGES_AHEAD: usize = 16;
 
-/// A directory whose names are to be read: its number in the volume, and in the version.
+/// A directory that is to be read: its number in the volume, and in the version.
 #[derive(Clone, Copy)]
 struct Pending {
     ino: InodeId,
@@ -158,7 +158,7 @@ struct TreeWriter<'a> {
     links: BTreeMap<InodeId, (Inode, u32)>,
     figures: VersionFigures,
     highest: InodeId,
-    /// Shares of directories whose names are being written.
+    /// Shares of directories with names still to be written.
     sums: HashMap<InodeId, DirStat>,
 }
 

@@ -20,8 +20,8 @@
 //! | `feed` | directory, `from`, `limit` | a page of a change feed: [`super::feed`] |
 //! | `clone-step` | directory | `{"names": count, "done": …}`, for `kestrel clone --eager` |
 //!
-//! `version-publish` and others of that name are [`super::versions`], `quota-set` and others of that
-//! name are [`super::quotas`], `rm-take` and others of that name
+//! `version-publish` and others of that name are [`super::versions`], `quota-set` and others of
+//! that name are [`super::quotas`], `rm-take` and others of that name
 //! [`super::removals`].
 //!
 //! A directory is `dir`, an inode number, or `path`, from the root. Names are strings, or lists of

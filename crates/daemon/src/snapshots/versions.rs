@@ -7,11 +7,12 @@
 //! | `version-delete` | `name` | `null` |
 //! | `version-clean` | `older`: seconds | `{"removed": count, "released": count}` |
 //!
-//! **What keeps a version's data.** A version refers to the file data of the volume and copies none.
-//! Its snapshot keeps that data: a tag with the version's identity holds the snapshot, so neither a
-//! person nor a schedule removes it, and gc and fsck know nothing of versions. The tag is put on
-//! before anything is written and taken away after the version's name is gone. What a process that
-//! was killed in between leaves is found by `version-clean`: a tag whose version has no objects.
+//! **What keeps a version's data.** A version refers to the file data of the volume and copies
+//! none. Its snapshot keeps that data: a tag with the version's identity holds the snapshot, so
+//! neither a person nor a schedule removes it, and gc and fsck know nothing of versions. The tag is
+//! put on before any table is written and taken away after the version's name is gone. A process
+//! that was killed in between leaves a tag, and `version-clean` finds it: the version has no
+//! objects.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use kestrel_client::version::{
     Publication, PublishError, VersionFigures, VersionId, VersionManifest, VersionRegistry,
     VersionSource, VersionWriter, check_name, publish,
 };
+use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
@@ -56,14 +58,24 @@ pub fn answer(
             let (registry, to) = (registry()?, text(question, "to")?);
             check_name(&to)?;
             let found = own_version(calls, &registry, &text(question, "name")?)?;
+            if to == found.name {
+                return Err(format!("the version's name is {to} already"));
+            }
             match registry.rename(&found, &to).map_err(|why| why.to_string())? {
                 true => Ok(Value::Null),
                 false => Err(taken(&to)),
             }
         }
         "version-delete" => {
-            let registry = registry()?;
-            let found = own_version(calls, &registry, &text(question, "name")?)?;
+            let (registry, name) = (registry()?, text(question, "name")?);
+            if calls.creds().uid == 0
+                && matches!(registry.find(&name), Err(EngineError::Corrupt(_)))
+            {
+                // Its data and snapshot are left over, for `kestrel version clean`.
+                let removed = registry.remove_damaged(&name);
+                return removed.map(|()| Value::Null).map_err(|why| why.to_string());
+            }
+            let found = own_version(calls, &registry, &name)?;
             if registry.remove(&found).map_err(|why| why.to_string())? {
                 crash::point("version.removed");
                 let root = SnapshotCalls::as_root(calls.fs());
@@ -128,7 +140,7 @@ fn own_version(
     let user = calls.creds().uid;
     if user != 0 && user != found.user {
         return Err(format!(
-            "version {name}: only user {}, who published it, and root may",
+            "version {name}: only its publisher, user {}, and root may",
             found.user
         ));
     }
@@ -219,7 +231,9 @@ fn release(
     id: &VersionId,
 ) -> Result<(), String> {
     // It may have another name by now.
-    let found = calls.list(Some(source.snapshot_dir), false).map_err(|why| told(&why))?;
+    // That of a directory that was removed is known to the volume alone.
+    let found = calls.list(Some(source.snapshot_dir), false);
+    let found = found.or_else(|_| calls.list(None, false)).map_err(|why| told(&why))?;
     let Some(snapshot) = found.into_iter().find(|one| one.id == source.snapshot) else {
         return Ok(());
     };
@@ -257,8 +271,8 @@ fn clean(
     if calls.creds().uid != 0 {
         return Err("only root may clean up".into());
     }
-    let failed = |why: kestrel_engine::EngineError| why.to_string();
-    // Before the objects are listed: whose tag is seen here has its objects already.
+    let failed = |why: EngineError| why.to_string();
+    // Before the objects are listed: a version with a tag by now has its objects already.
     let snapshots = calls.list(None, false).map_err(|why| told(&why))?;
     let mut removed = 0;
     for id in registry.leftovers(older).map_err(failed)? {

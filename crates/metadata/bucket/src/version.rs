@@ -28,6 +28,13 @@ pub use writer::VersionWriter;
 
 use kestrel_engine::EngineError;
 
+/// The name of the object by which the writer of a version says that it is still there, below that
+/// of the version.
+const WRITER: &str = "writer";
+
+/// The node in the identity of tables of versions: they belong to none.
+const NODE: u32 = 0;
+
 /// An object of a version is damaged.
 fn damaged(what: &str, why: &str) -> EngineError {
     EngineError::Corrupt(format!(

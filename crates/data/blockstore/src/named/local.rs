@@ -27,8 +27,6 @@ const UNFINISHED: &str = ".new-";
 pub struct LocalNamed {
     dir: PathBuf,
     url: String,
-    /// Numbers files that are being written.
-    next: AtomicU64,
 }
 
 fn failed(during: &'static str) -> impl Fn(io::Error) -> Error {
@@ -39,6 +37,20 @@ fn tag_of(bytes: &[u8]) -> ETag {
     to_hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
 }
 
+/// Makes a file with a name that no other thread or process writes: another container may have a
+/// process of the same number.
+fn create_unfinished(dir: &Path) -> io::Result<(File, PathBuf)> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return Ok((made?, path)),
+        }
+    }
+}
+
 impl LocalNamed {
     /// The objects below a directory, which is made if it is missing.
     ///
@@ -47,7 +59,7 @@ impl LocalNamed {
     pub fn open(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).map_err(failed("making the directory of named objects"))?;
         let url = format!("file://{}", dir.display());
-        Ok(Self { dir: dir.to_path_buf(), url, next: AtomicU64::new(0) })
+        Ok(Self { dir: dir.to_path_buf(), url })
     }
 
     /// Writes and syncs a file beside its place.
@@ -59,15 +71,10 @@ impl LocalNamed {
                 File::open(made)?.sync_all()?;
             }
         }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
-        let written = || -> io::Result<()> {
-            let mut file = File::create(&path)?;
-            file.write_all(bytes)?;
-            file.sync_all()
-        };
-        if let Err(why) = written() {
-            // What cannot be removed is not listed, and written anew by the next process.
+        let (mut file, path) = create_unfinished(parent)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        if let Err(why) = written {
+            // What cannot be removed is not listed.
             let _ = fs::remove_file(&path);
             return Err(why);
         }

@@ -13,8 +13,7 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
-use super::writer::NODE;
-use super::{VersionManifest, VersionPlace};
+use super::{NODE, VersionManifest, VersionPlace};
 use crate::health::Health;
 use crate::log::RowChanges;
 use crate::table::TableIdentity;
@@ -59,11 +58,19 @@ impl VersionEngine {
 
     /// Tells an error in the log, for a mount shows only its number.
     fn tell<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
+        let name = &self.name;
+        let result = result.map_err(|why| match why {
+            EngineError::Io(why) => EngineError::Io(format!(
+                "version {name}: a table is missing or cannot be read: {why}"
+            )),
+            EngineError::Corrupt(why) => EngineError::Corrupt(format!("version {name}: {why}")),
+            other => other,
+        });
         result.inspect_err(|why| {
             let mut told = self.told.lock();
             if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
                 *told = Some(Instant::now());
-                log::error!("version {}: {why}", self.name);
+                log::error!("{why}");
             }
         })
     }

@@ -15,8 +15,8 @@ const MAGIC: &str = "kestrelfs-version";
 /// Version of the format of manifest and tables.
 const FORMAT: u32 = 1;
 
-/// Longest name of a version, bytes.
-pub const NAME_BYTES_MAX: usize = 128;
+/// Longest name of a version, bytes: twice as many digits are the name of a file.
+pub const NAME_BYTES_MAX: usize = 120;
 
 /// Identity of a version, random: every object of it carries it.
 pub type VersionId = [u8; 16];
@@ -33,8 +33,8 @@ pub fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "version {name:?}: a name has 1 to {NAME_BYTES_MAX} letters, digits, '.', '_', '-' and '@', \
-         and begins with a letter or digit, as imagenet@v3"
+        "version {name:?}: a name has 1 to {NAME_BYTES_MAX} letters, digits, '.', '_', '-' and \
+         '@', and begins with a letter or digit, as imagenet@v3"
     ))
 }
 
@@ -263,7 +263,7 @@ mod tests {
         for good in ["a", "imagenet@v3", "A.b_c-9@x"] {
             assert!(check_name(good).is_ok(), "{good}");
         }
-        for bad in ["", "@v3", ".a", "a b", "a/b", "a\n", "ü", &"a".repeat(129)] {
+        for bad in ["", "@v3", ".a", "a b", "a/b", "a\n", "ü", &"a".repeat(121)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
     }

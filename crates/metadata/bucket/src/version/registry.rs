@@ -13,8 +13,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
-use super::writer::WRITER;
-use super::{VersionId, VersionManifest, check_name};
+use super::{VersionId, VersionManifest, WRITER, check_name};
 use crate::Uuid;
 use crate::health::{self, read_checked};
 
@@ -141,8 +140,8 @@ impl VersionRegistry {
         if store.read(&writer).map_err(|why| self.failed(&why))?.is_none() {
             store.remove(&object).map_err(|why| self.failed(&why))?;
             return Err(EngineError::Io(
-                "the version was taken for one whose writer is gone, and was cleaned up; publish \
-                 it again"
+                "its writer was taken for one that is gone, and the version was cleaned up; \
+                 publish it again"
                     .into(),
             ));
         }
@@ -155,6 +154,9 @@ impl VersionRegistry {
     /// The store's.
     pub fn rename(&self, manifest: &VersionManifest, to: &str) -> Result<bool, EngineError> {
         check_name(to).map_err(EngineError::Refused)?;
+        if to == manifest.name {
+            return Ok(false);
+        }
         let mut renamed = manifest.clone();
         renamed.name = to.into();
         let store = &self.place.store;
@@ -171,16 +173,37 @@ impl VersionRegistry {
     /// in the volume is for the caller to release, if the answer is `true`: it has no name left.
     ///
     /// # Errors
-    /// The store's. The name is gone then, or nothing has changed.
+    /// The store's; the name may be gone then.
     pub fn remove(&self, manifest: &VersionManifest) -> Result<bool, EngineError> {
         let store = &self.place.store;
+        let id = manifest.id_bytes();
+        let mut has_other = false;
+        for name in self.names("")?.iter().filter(|name| **name != manifest.name) {
+            has_other |= self.names_it(name, &id)?;
+        }
         store.remove(&object_of(&manifest.name)).map_err(|why| self.failed(&why))?;
         crash::point("version.unnamed");
-        if self.ids()?.contains(&manifest.id_bytes()) {
-            return Ok(false);
+        if !has_other {
+            self.remove_data(&id)?;
         }
-        self.remove_data(&manifest.id_bytes())?;
-        Ok(true)
+        Ok(!has_other)
+    }
+
+    /// Takes the name away from a version with a damaged manifest. What it holds is left over then.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn remove_damaged(&self, name: &str) -> Result<(), EngineError> {
+        self.place.store.remove(&object_of(name)).map_err(|why| self.failed(&why))
+    }
+
+    /// Whether the object of a name is that of the version of this identity. One that is damaged or
+    /// newer says so by having the identity in it.
+    fn names_it(&self, name: &str, id: &VersionId) -> Result<bool, EngineError> {
+        let found = self.place.store.read(&object_of(name)).map_err(|why| self.failed(&why))?;
+        let id = to_hex(id);
+        let has = |bytes: &[u8]| bytes.windows(id.len()).any(|part| part == id.as_bytes());
+        Ok(found.is_some_and(|found| has(&found.bytes)))
     }
 
     /// Identities of all versions that have a name.
@@ -188,14 +211,14 @@ impl VersionRegistry {
     /// # Errors
     /// The store's, and those of manifests that cannot be read: what they refer to is not known.
     pub fn ids(&self) -> Result<HashSet<VersionId>, EngineError> {
-        let names = self.names("")?;
-        let ids = names.iter().map(|name| Ok(self.find(name)?.map(|found| found.id_bytes())));
+        let id_of = |name: String| Ok(self.find(&name)?.map(|found| found.id_bytes()));
+        let ids = self.names("")?.into_iter().map(id_of);
         let ids: Result<Vec<Option<VersionId>>, EngineError> = ids.collect();
         Ok(ids?.into_iter().flatten().collect())
     }
 
-    /// Versions that have tables and no name, and whose writer has not been heard of for `age`: it
-    /// was killed, or the version was being removed.
+    /// Versions that have tables and no name, with a writer that has said nothing for `age`: the
+    /// writer was killed, or the version was being removed.
     ///
     /// # Errors
     /// The store's, and as for [`VersionRegistry::ids`].

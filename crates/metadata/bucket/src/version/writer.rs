@@ -9,7 +9,7 @@ use kestrel_types::crash;
 use kestrel_types::key::KeyRef;
 
 use super::registry::{VersionPlace, failed};
-use super::{VersionId, damaged};
+use super::{NODE, VersionId, WRITER, damaged};
 use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 
 /// Bytes of rows in memory from which on they become a run, with what each takes beside.
@@ -20,12 +20,6 @@ const ROW_OVERHEAD: usize = 64;
 
 /// How often the writer says that it is still there.
 const BEAT: Duration = Duration::from_secs(60);
-
-/// The name of the object by which a writer says so, below that of the version.
-pub(super) const WRITER: &str = "writer";
-
-/// The node in the identity of tables of versions: they belong to none.
-pub(super) const NODE: u32 = 0;
 
 /// Key and value.
 type OwnedRow = (Box<[u8]>, Box<[u8]>);
@@ -105,8 +99,8 @@ impl VersionWriter {
         let text = |beats: u64| bytes::Bytes::from(format!("{beats} of {}", std::process::id()));
         let gone = || {
             EngineError::Io(
-                "the version was taken for one whose writer is gone, and was cleaned up; publish \
-                 it again"
+                "its writer was taken for one that is gone, and the version was cleaned up; \
+                 publish it again"
                     .into(),
             )
         };
