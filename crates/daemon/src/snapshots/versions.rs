@@ -14,6 +14,7 @@
 //! that was killed in between leaves a tag, and `version-clean` finds it: the version has no
 //! objects.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use kestrel_client::descriptor::random;
@@ -23,6 +24,7 @@ use kestrel_client::version::{
     VersionSource, VersionWriter, check_name, publish,
 };
 use kestrel_engine::EngineError;
+use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
@@ -37,6 +39,9 @@ use crate::logger::utc;
 
 /// How tags of versions begin; the identity follows.
 const TAG: &str = "version-";
+
+/// Bytes of the identity that are in the name of a snapshot that is made for a version.
+const OWNED_BYTES: usize = 4;
 
 /// How often a publication tells how far it has come.
 const TELL_EVERY: Duration = Duration::from_millis(200);
@@ -156,7 +161,7 @@ fn snapshot_for(
 ) -> Result<(SnapshotInfo, bool), String> {
     if question["snapshot"].is_null() {
         calls.flush_all();
-        let name = Name::new(format!("{TAG}{}", to_hex(&id[..4])).as_bytes());
+        let name = Name::new(format!("{TAG}{}", to_hex(&id[..OWNED_BYTES])).as_bytes());
         let name = name.map_err(|why| why.reason.to_string())?;
         return calls.create(dir, name).map(|made| (made, true)).map_err(|why| told(&why));
     }
@@ -262,6 +267,20 @@ fn release_snapshot(
     }
 }
 
+/// Whether a snapshot was made for a version, by its name, and none of the versions that are there.
+fn is_owned(snapshot: &SnapshotInfo, there: &HashSet<VersionId>) -> bool {
+    let digits = snapshot.name.as_bytes().strip_prefix(TAG.as_bytes());
+    let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+    let Some(begin) = digits.and_then(from_hex).filter(|begin| begin.len() == OWNED_BYTES) else {
+        return false;
+    };
+    !snapshot.removing && !there.iter().any(|id| id.starts_with(&begin))
+}
+
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
 /// Removes what publications and deletions that were cut short have left.
 fn clean(
     calls: &SnapshotCalls<'_>,
@@ -281,13 +300,27 @@ fn clean(
     }
     let there = registry.data_ids().map_err(failed)?;
     let mut released = 0;
+    let before = SystemClock.now().saturating_sub(nanos(older));
     for snapshot in snapshots {
+        // Made for a version that has come to nothing, or that a person held when it was deleted.
+        if snapshot.holds.is_empty()
+            && !snapshot.hidden
+            && snapshot.created <= before
+            && is_owned(&snapshot, &there)
+        {
+            match calls.remove(snapshot.dir, snapshot.name.clone()) {
+                Ok(()) => released += 1,
+                Err(why) if matches!(why.errno, libc::ENOENT | libc::EBUSY) => {}
+                Err(why) => return Err(told(&why)),
+            }
+            continue;
+        }
         for tag in snapshot.holds.clone() {
             let id = tag.as_bytes().strip_prefix(TAG.as_bytes());
             let id = id.and_then(|id| std::str::from_utf8(id).ok()).and_then(from_hex);
             let Some(id) = id.and_then(|id| VersionId::try_from(id).ok()) else { continue };
             if !there.contains(&id) {
-                let owned = format!("{TAG}{}", to_hex(&id[..4]));
+                let owned = format!("{TAG}{}", to_hex(&id[..OWNED_BYTES]));
                 let owned = snapshot.name.as_bytes() == owned.as_bytes();
                 release_snapshot(calls, &snapshot, tag, owned)?;
                 released += 1;

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
@@ -35,6 +36,19 @@ fn failed(during: &'static str) -> impl Fn(io::Error) -> Error {
 
 fn tag_of(bytes: &[u8]) -> ETag {
     to_hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+/// How old a file that is being written must be to be one of a process that was killed.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// Removes what a process that was killed has left unfinished.
+fn remove_abandoned(entry: &fs::DirEntry) {
+    let is_unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
+    let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+    if is_unfinished && age().is_some_and(|age| age >= ABANDONED) {
+        // If it cannot be removed now, the next listing tries again.
+        let _ = fs::remove_file(entry.path());
+    }
 }
 
 /// Makes a file with a name that no other thread or process writes: another container may have a
@@ -185,6 +199,7 @@ impl NamedStore for LocalNamed {
                     let entry = entry?;
                     let name = entry.file_name();
                     let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else {
+                        remove_abandoned(&entry);
                         continue;
                     };
                     let name = if dir.is_empty() { name.into() } else { format!("{dir}/{name}") };
@@ -209,5 +224,46 @@ impl NamedStore for LocalNamed {
 
     fn shown(&self) -> &str {
         &self.url
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Several stores of one process in one directory do not write each other's files.
+    #[test]
+    fn stores_of_one_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let place = dir.path();
+                scope.spawn(move || {
+                    for number in 0..50 {
+                        let store = LocalNamed::open(place).unwrap();
+                        let name = format!("a/{thread}-{number}");
+                        assert!(store.create(&name, name.clone().into_bytes().into()).unwrap());
+                        let found = store.read(&name).unwrap().unwrap();
+                        assert_eq!(found.bytes, name.as_bytes());
+                    }
+                });
+            }
+        });
+        let all = LocalNamed::open(dir.path()).unwrap().list("a/").unwrap();
+        assert_eq!(all.len(), 200);
+    }
+
+    /// What a killed process has left unfinished is not listed, and removed after an hour.
+    #[test]
+    fn abandoned_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalNamed::open(dir.path()).unwrap();
+        assert!(store.create("a/b", bytes::Bytes::from_static(b"x")).unwrap());
+        let [old, new] = [".new-1-0", ".new-1-1"].map(|name| dir.path().join("a").join(name));
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + ABANDONED;
+        File::create(&old).unwrap().set_modified(long_ago).unwrap();
+        File::create(&new).unwrap();
+        assert_eq!(store.list("a/").unwrap().len(), 1);
+        assert!(!old.exists() && new.exists());
     }
 }

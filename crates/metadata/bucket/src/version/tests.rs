@@ -119,6 +119,8 @@ fn names_of_a_registry() {
     assert_eq!(world.registry.names("").unwrap(), ["a@1", "b@1"]);
     assert_eq!(world.registry.names("a").unwrap(), ["a@1"]);
     assert!(!world.registry.rename(&first, "b@1").unwrap());
+    assert!(!world.registry.rename(&first, "a@1").unwrap());
+    assert!(world.registry.find("a@1").unwrap().is_some());
     assert!(world.registry.rename(&first, "c@1").unwrap());
     assert_eq!(world.registry.names("").unwrap(), ["b@1", "c@1"]);
     let renamed = world.registry.find("c@1").unwrap().unwrap();
@@ -162,6 +164,30 @@ fn leftovers_and_late_writers() {
     world.registry.remove_data(&[3; 16]).unwrap();
     writer.put(KeyRef::new(Table::Entry, 1, b"x"), b"y").unwrap();
     assert!(writer.finish().is_err());
+}
+
+/// A manifest that is damaged or newer stands in the way of no other version's removal, keeps its
+/// own tables, and ends a search for leftovers, which could take them for some.
+#[test]
+fn unreadable_manifest_beside_others() {
+    let world = World::new();
+    let first = world.publish("a", [1; 16]);
+    let second = world.publish("b", [2; 16]);
+    let object = format!("name/{}", kestrel_types::hex::to_hex(b"b"));
+    let good = world.store.read(&object).unwrap().unwrap();
+    let mut bad = good.bytes.to_vec();
+    bad[30] ^= 1;
+    world.store.replace(&object, bad.into(), &good.tag).unwrap().unwrap();
+    assert!(matches!(world.registry.find("b"), Err(EngineError::Corrupt(_))));
+    // A name that a rename has left over.
+    let mut renamed = second.clone();
+    renamed.name = "c".into();
+    assert!(world.registry.publish(&renamed).unwrap());
+    assert!(!world.registry.remove(&renamed).unwrap(), "the damaged manifest has the identity");
+    assert!(world.registry.remove(&first).unwrap());
+    assert!(world.registry.leftovers(Duration::ZERO).is_err());
+    world.registry.remove_damaged("b").unwrap();
+    assert_eq!(world.registry.leftovers(Duration::ZERO).unwrap(), [[2; 16]]);
 }
 
 /// A table of another version in the place of one's own is found, by the identity in its checksums.
