@@ -209,16 +209,21 @@ fn calls_of_threads_over_node_restarts() {
                 }
             });
         }
+        let mut losses = 0;
         for (round, how) in lost.into_iter().enumerate() {
             eventually("some calls are done", || {
                 done.load(Ordering::SeqCst) >= (round + 1) * THREADS * CALLS / 6
             });
+            // The client has found every loss so far, or it would find two as one.
+            eventually("what was lost is reclaimed", || notes.reclaimed.lock().len() == losses);
             drop(serving);
             if how != SessionState::Known {
                 node.0.lock().lose(how);
+                losses += 1;
             }
             serving = start();
         }
+        eventually("what was lost is reclaimed", || notes.reclaimed.lock().len() == losses);
         // It has to outlive the threads.
         serving_now.set(Some(serving));
     });
