@@ -53,6 +53,8 @@ pub struct Publication {
 pub enum PublishError {
     /// A version of this name is there.
     Taken,
+    /// The store failed when the version got its name: it may have it, now or later.
+    Unsettled(VolumeError),
     /// Something failed.
     Failed(VolumeError),
 }
@@ -167,27 +169,20 @@ struct TreeWriter<'a> {
 /// read.
 ///
 /// # Errors
-/// If the name is taken, the tree cannot be read or the store does not take the version. Nothing
-/// has the name then, and what was written is removed, or left over for `kestrel version clean`.
+/// If the name is taken, the tree cannot be read or the store does not take the version. What was
+/// written is for the caller to remove, unless it is not settled whether the version has its name.
 pub fn publish(
     fs: &Arc<Fs>,
     registry: &VersionRegistry,
     (writer, what): (VersionWriter, Publication),
     progress: &mut dyn FnMut(&VersionFigures),
 ) -> Result<VersionManifest, PublishError> {
-    let published =
-        write(fs, registry.volume(), (writer, &what), progress).and_then(|manifest| match registry
-            .publish(
-            &manifest,
-        )? {
-            true => Ok(manifest),
-            false => Err(PublishError::Taken),
-        });
-    if published.is_err() {
-        // What cannot be removed now is left over.
-        let _ = registry.remove_data(&what.id);
+    let manifest = write(fs, registry.volume(), (writer, &what), progress)?;
+    match registry.publish(&manifest) {
+        Ok(true) => Ok(manifest),
+        Ok(false) => Err(PublishError::Taken),
+        Err(why) => Err(PublishError::Unsettled(VolumeError::engine(why))),
     }
-    published
 }
 
 fn write(

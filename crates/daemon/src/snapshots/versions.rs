@@ -196,6 +196,7 @@ fn make(
         snapshot_name: snapshot.name.as_bytes().to_vec(),
         owned,
     };
+    let mut settled = true;
     // The writer's object first: `version-clean` takes a tag without objects for left over.
     let writer = VersionWriter::begin(registry.place(), id).map_err(|why| why.to_string());
     let held = writer.and_then(|writer| {
@@ -216,14 +217,24 @@ fn make(
         publish(calls.fs(), &registry, (writer, what), &mut progress).map_err(|why| match why {
             PublishError::Taken => taken(&name),
             PublishError::Failed(why) => why.to_string(),
+            PublishError::Unsettled(why) => {
+                settled = false;
+                format!(
+                    "{why}; {name} may have been published: look with `kestrel version list`; if it \
+                     is not there, publish again, and `kestrel version clean` removes what is left"
+                )
+            }
         })
     });
     match published {
         Ok(manifest) => Ok(describe(&manifest)),
         Err(why) => {
-            // What cannot be taken back now is left over, for `kestrel version clean`.
-            let _ = registry.remove_data(&id);
-            let _ = release(calls, &source, &id);
+            // What cannot be taken back now is left over, for `kestrel version clean`. A version
+            // that may have its name keeps its tables and its snapshot.
+            if settled {
+                let _ = registry.remove_data(&id);
+                let _ = release(calls, &source, &id);
+            }
             Err(why)
         }
     }
