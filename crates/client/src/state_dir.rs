@@ -39,6 +39,11 @@ pub fn is_bucket_url(url: &str) -> bool {
     url.starts_with(S3_SCHEME)
 }
 
+/// A volume's URL without its parameters, for people.
+pub fn without_parameters(url: &str) -> &str {
+    url.split('?').next().unwrap_or(url)
+}
+
 /// What a state directory says of its volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateRecord {
@@ -111,7 +116,7 @@ impl StateDir {
 
     fn below(url: &str, parent: PathBuf) -> Result<Self, VolumeError> {
         let place = S3Options::parse(url).map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        let base = url.split('?').next().unwrap_or(url);
+        let base = without_parameters(url);
         if base[S3_SCHEME.len()..].contains("//") {
             return Err(VolumeError::Invalid(format!(
                 "{base}: a prefix has no two slashes together; write as s3://BUCKET/PREFIX"

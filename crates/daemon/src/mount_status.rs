@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse::mount::{MountEntry, find};
@@ -93,6 +94,21 @@ impl MountStatus {
         ] {
             take(name, value);
         }
+    }
+
+    /// For `kestrel status`, of a process that mounts and has no volume open.
+    pub fn describe_mount(
+        &self,
+        fs: &Fs,
+        (mount_point, read_only, begun): (&Path, bool, Instant),
+        out: &mut Value,
+    ) {
+        out["mounted"] = true.into();
+        out["mount_point"] = mount_point.to_string_lossy().into();
+        out["pid"] = std::process::id().into();
+        out["read_only"] = read_only.into();
+        out["uptime_seconds"] = begun.elapsed().as_secs().into();
+        self.describe(fs, out);
     }
 
     /// For `kestrel status`.

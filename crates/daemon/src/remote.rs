@@ -74,12 +74,8 @@ impl ControlEndpoint for RemoteMount {
             Some("remounted") => remounted(&self.fs, question),
             Some("status") => {
                 let mut out = self.status(question);
-                out["mounted"] = true.into();
-                out["mount_point"] = self.mount_point.to_string_lossy().into();
-                out["pid"] = std::process::id().into();
-                out["read_only"] = self.is_read_only().into();
-                out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
-                self.facts.describe(&self.fs, &mut out);
+                let mount = (&*self.mount_point, self.is_read_only(), self.begun);
+                self.facts.describe_mount(&self.fs, mount, &mut out);
                 out["connections"] = self.connections();
                 out["volume"] = self.url.to_string().into();
                 Ok(out)

@@ -56,12 +56,8 @@ impl ControlEndpoint for VersionMount {
                 out["files"] = self.manifest.figures.files.into();
                 out["directories"] = self.manifest.figures.directories.into();
                 out["bytes"] = self.manifest.figures.bytes.into();
-                out["mounted"] = true.into();
-                out["mount_point"] = self.mount_point.to_string_lossy().into();
-                out["pid"] = std::process::id().into();
-                out["read_only"] = true.into();
-                out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
-                self.facts.describe(&self.fs, &mut out);
+                let mount = (&*self.mount_point, true, self.begun);
+                self.facts.describe_mount(&self.fs, mount, &mut out);
                 Ok(out)
             }
             _ => Err(format!(

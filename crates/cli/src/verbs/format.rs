@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{Durability, Settings, volume_dir};
 use kestrel_client::keys;
-use kestrel_client::state_dir::is_bucket_url;
+use kestrel_client::state_dir::{is_bucket_url, without_parameters};
 use kestrel_client::volume::{self, NewVolume};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, duration_arg, size_arg};
@@ -165,7 +165,7 @@ pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
         (Some(DurabilityArg::Fsync) | None, false) => Durability::Fsync,
         (Some(DurabilityArg::Commit), _) | (None, true) => Durability::Commit,
     };
-    let base = args.volume.split('?').next().unwrap_or_default();
+    let base = without_parameters(&args.volume);
     let place = if is_in_bucket { Path::new(base) } else { &dir };
     let new = args.new.new_volume("format", place, durability)?;
     let made = volume::format(&args.volume, new, &args.new.store.options())

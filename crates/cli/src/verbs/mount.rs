@@ -12,7 +12,7 @@ use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
-use kestrel_client::state_dir::is_bucket_url;
+use kestrel_client::state_dir::{is_bucket_url, without_parameters};
 use kestrel_client::storage::Storage;
 use kestrel_client::version::VersionUrl;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
@@ -456,7 +456,7 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     };
     let (pid, log) =
         args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
-    let base = args.volume.split('?').next().filter(|_| is_bucket_url(&args.volume));
+    let base = is_bucket_url(&args.volume).then(|| without_parameters(&args.volume));
     println!(
         "{} is mounted on {} (process {pid}, log {})",
         base.map_or_else(|| plan.name(), String::from),

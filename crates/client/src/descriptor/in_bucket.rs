@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{COPY_NAME, Descriptor, DescriptorLock, FILE_BYTES_MAX, FILE_NAME};
 use crate::error::VolumeError;
-use crate::state_dir::{StateDir, StateRecord, is_bucket_url};
+use crate::state_dir::{StateDir, StateRecord, is_bucket_url, without_parameters};
 
 /// Name of the object.
 const NAME: &str = "meta/descriptor";
@@ -94,7 +94,7 @@ impl BucketDescriptor {
     }
 
     fn new(store: Arc<dyn NamedStore>, url: &str) -> Self {
-        let base = url.split('?').next().unwrap_or(url).trim_end_matches('/').to_string();
+        let base = without_parameters(url).trim_end_matches('/').to_string();
         Self { store, base, url: url.to_string() }
     }
 

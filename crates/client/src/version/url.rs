@@ -8,6 +8,7 @@ use kestrel_s3::S3_SCHEME;
 
 use super::is_volume;
 use crate::error::VolumeError;
+use crate::state_dir::without_parameters;
 use crate::url::{RemoteUrl, SCHEME};
 
 /// A version of a volume.
@@ -55,7 +56,7 @@ impl fmt::Display for VersionUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match RemoteUrl::parse(&self.volume) {
             Ok(url) => url.place(),
-            Err(_) => self.volume.split('?').next().unwrap_or_default().to_string(),
+            Err(_) => without_parameters(&self.volume).to_string(),
         };
         write!(f, "{place}//{}", self.name)
     }

@@ -20,7 +20,7 @@ use crate::descriptor::{
 };
 use crate::error::VolumeError;
 use crate::keys;
-use crate::state_dir::StateDir;
+use crate::state_dir::{StateDir, without_parameters};
 use crate::storage::{self, StoreOptions};
 
 /// How old the mark of a format must be, seconds, to be taken for one that was cut short on another
@@ -42,13 +42,8 @@ struct Taken {
 fn is_taken(url: &str) -> VolumeError {
     VolumeError::Invalid(format!(
         "{}: another process formats it at this moment; look what comes of that",
-        base(url)
+        without_parameters(url)
     ))
-}
-
-/// A URL without its parameters, for people.
-fn base(url: &str) -> &str {
-    url.split('?').next().unwrap_or(url)
 }
 
 /// What is in the way of a new volume, or has to be removed for it.
@@ -65,7 +60,7 @@ fn leftovers(
                 return Err(VolumeError::Invalid(format!(
                     "{}: {} began to format it {seconds} s ago; if that process has ended, format \
                      again in {} s",
-                    base(url),
+                    without_parameters(url),
                     format.process.words,
                     CUT_SHORT_SECONDS - seconds
                 )));
@@ -78,7 +73,7 @@ fn leftovers(
         return Err(VolumeError::Invalid(format!(
             "{}: the volume {:?} is there; choose another prefix, or give --force to format it and \
              lose what it holds",
-            base(url),
+            without_parameters(url),
             old.settings.name
         )));
     }
@@ -87,7 +82,7 @@ fn leftovers(
     if let Some(holder) = kestrel_bucket::holder(&place, 0).map_err(VolumeError::Io)? {
         return Err(VolumeError::Invalid(format!(
             "{}: {holder} has the volume open; unmount or stop it there first",
-            base(url)
+            without_parameters(url)
         )));
     }
     Ok(vec![old.as_leftover()])
@@ -153,7 +148,7 @@ pub(super) fn format(
     if new.metadata.is_some() || new.registry.is_some() {
         return Err(VolumeError::Invalid(format!(
             "{}: its metadata goes to that bucket: leave --metadata out",
-            base(url)
+            without_parameters(url)
         )));
     }
     let now = SystemClock.now();

@@ -58,9 +58,22 @@ pub fn snapshot_of(
     dir: InodeId,
     shown: &Name,
 ) -> Result<SnapshotId, String> {
+    find_snapshot(calls, dir, shown, |_| true).map(|one| one.id)
+}
+
+/// The same, all of it, if it is one of those that are `wanted`.
+///
+/// # Errors
+/// If there is none.
+pub fn find_snapshot(
+    calls: &SnapshotCalls<'_>,
+    dir: InodeId,
+    shown: &Name,
+    wanted: impl Fn(&SnapshotInfo) -> bool,
+) -> Result<SnapshotInfo, String> {
     let found = calls.list(Some(dir), true).map_err(|why| told(&why))?;
-    let is_it = |one: &&SnapshotInfo| *shown_name(one, dir) == *shown.as_bytes();
-    found.iter().find(is_it).map(|one| one.id).ok_or_else(|| {
+    let is_it = |one: &SnapshotInfo| wanted(one) && *shown_name(one, dir) == *shown.as_bytes();
+    found.into_iter().find(is_it).ok_or_else(|| {
         let name = String::from_utf8_lossy(shown.as_bytes());
         format!("there is no snapshot {name}; `kestrel snapshot list` shows those that there are")
     })

@@ -33,7 +33,7 @@ use kestrel_types::snapshot::SnapshotInfo;
 use serde_json::{Value, json};
 
 use super::calls::{SnapshotCalls, told};
-use super::named::{directory, name_of, shown_name};
+use super::named::{directory, find_snapshot, name_of};
 use crate::ask::path_value;
 use crate::logger::utc;
 
@@ -166,12 +166,7 @@ fn snapshot_for(
         return calls.create(dir, name).map(|made| (made, true)).map_err(|why| told(&why));
     }
     let shown = name_of(question, "snapshot")?;
-    let found = calls.list(Some(dir), true).map_err(|why| told(&why))?;
-    let is_it = |one: &SnapshotInfo| !one.removing && *shown_name(one, dir) == *shown.as_bytes();
-    found.into_iter().find(is_it).map(|one| (one, false)).ok_or_else(|| {
-        let name = String::from_utf8_lossy(shown.as_bytes()).into_owned();
-        format!("there is no snapshot {name}; `kestrel snapshot list` shows those that there are")
-    })
+    find_snapshot(calls, dir, &shown, |one| !one.removing).map(|one| (one, false))
 }
 
 fn make(
@@ -220,8 +215,9 @@ fn make(
             PublishError::Unsettled(why) => {
                 settled = false;
                 format!(
-                    "{why}; {name} may have been published: look with `kestrel version list`; if it \
-                     is not there, publish again, and `kestrel version clean` removes what is left"
+                    "{why}; {name} may have been published: look with `kestrel version list`; if \
+                     it is not there, publish again, and `kestrel version clean` removes what is \
+                     left"
                 )
             }
         })

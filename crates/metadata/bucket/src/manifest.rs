@@ -9,7 +9,7 @@ use kestrel_types::hex::to_hex;
 use serde::{Deserialize, Serialize};
 
 use crate::Uuid;
-use crate::table::TableRecord;
+use crate::table::{TableRecord, is_run};
 use crate::wire::corrupt;
 
 /// Name of the object, below that of the node.
@@ -117,11 +117,7 @@ impl Manifest {
         if found.encode() != bytes {
             return Err(bad("its checksum does not match"));
         }
-        let ascending = |run: &Vec<TableRecord>| {
-            run.iter().all(|table| table.first <= table.last)
-                && run.windows(2).all(|pair| pair[0].last < pair[1].first)
-        };
-        if !found.runs.iter().all(ascending) {
+        if !found.runs.iter().all(|run| is_run(run)) {
             return Err(bad("its tables overlap"));
         }
         Ok(found)

@@ -84,6 +84,12 @@ pub struct TableRecord {
     pub head: u64,
 }
 
+/// Whether tables make a run: they do not overlap and are in ascending order.
+pub fn is_run(tables: &[TableRecord]) -> bool {
+    tables.iter().all(|table| table.first <= table.last)
+        && tables.windows(2).all(|pair| pair[0].last < pair[1].first)
+}
+
 struct IndexEntry {
     first: Vec<u8>,
     offset: u64,

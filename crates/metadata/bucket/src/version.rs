@@ -42,3 +42,12 @@ fn damaged(what: &str, why: &str) -> EngineError {
          of the store, or publish the tree anew"
     ))
 }
+
+/// The version of a writer was removed meanwhile.
+fn cleaned_up() -> EngineError {
+    EngineError::Io(
+        "its writer was taken for one that is gone, and the version was cleaned up; publish it \
+         again"
+            .into(),
+    )
+}

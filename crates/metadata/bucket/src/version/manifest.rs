@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::damaged;
 use crate::Uuid;
 use crate::hex;
-use crate::table::TableRecord;
+use crate::table::{TableRecord, is_run};
 
 /// What every manifest of a version begins with.
 const MAGIC: &str = "kestrelfs-version";
@@ -181,11 +181,7 @@ impl VersionManifest {
         if !is_id(&found.id) || !is_id(&found.volume) {
             return Err(bad("it has no identity"));
         }
-        let ascending = |run: &Vec<TableRecord>| {
-            run.iter().all(|table| table.first <= table.last)
-                && run.windows(2).all(|pair| pair[0].last < pair[1].first)
-        };
-        if !found.runs.iter().all(ascending) {
+        if !found.runs.iter().all(|run| is_run(run)) {
             return Err(bad("its tables overlap"));
         }
         Ok(found)

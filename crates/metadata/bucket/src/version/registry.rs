@@ -13,7 +13,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
-use super::{VersionId, VersionManifest, WRITER, check_name};
+use super::{VersionId, VersionManifest, WRITER, check_name, cleaned_up};
 use crate::Uuid;
 use crate::health::{self, read_checked};
 
@@ -139,11 +139,7 @@ impl VersionRegistry {
         let writer = VersionPlace::part_of(&manifest.id_bytes(), WRITER);
         if store.read(&writer).map_err(|why| self.failed(&why))?.is_none() {
             store.remove(&object).map_err(|why| self.failed(&why))?;
-            return Err(EngineError::Io(
-                "its writer was taken for one that is gone, and the version was cleaned up; \
-                 publish it again"
-                    .into(),
-            ));
+            return Err(cleaned_up());
         }
         Ok(true)
     }
@@ -210,7 +206,7 @@ impl VersionRegistry {
     ///
     /// # Errors
     /// The store's, and those of manifests that cannot be read: what they refer to is not known.
-    pub fn ids(&self) -> Result<HashSet<VersionId>, EngineError> {
+    fn ids(&self) -> Result<HashSet<VersionId>, EngineError> {
         let id_of = |name: String| Ok(self.find(&name)?.map(|found| found.id_bytes()));
         let ids = self.names("")?.into_iter().map(id_of);
         let ids: Result<Vec<Option<VersionId>>, EngineError> = ids.collect();
@@ -221,7 +217,7 @@ impl VersionRegistry {
     /// writer was killed, or the version was being removed.
     ///
     /// # Errors
-    /// The store's, and as for [`VersionRegistry::ids`].
+    /// The store's, and those of manifests that cannot be read.
     pub fn leftovers(&self, age: Duration) -> Result<Vec<VersionId>, EngineError> {
         let store = &self.place.store;
         let parts = self.data()?;

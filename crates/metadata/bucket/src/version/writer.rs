@@ -9,7 +9,7 @@ use kestrel_types::crash;
 use kestrel_types::key::KeyRef;
 
 use super::registry::{VersionPlace, failed};
-use super::{NODE, VersionId, WRITER, damaged};
+use super::{NODE, VersionId, WRITER, cleaned_up, damaged};
 use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 
 /// Bytes of rows in memory from which on they become a run, with what each takes beside.
@@ -97,13 +97,6 @@ impl VersionWriter {
         let name = VersionPlace::part_of(&self.id, WRITER);
         let failed = |why| failed(&*self.store, &why);
         let text = |beats: u64| bytes::Bytes::from(format!("{beats} of {}", std::process::id()));
-        let gone = || {
-            EngineError::Io(
-                "its writer was taken for one that is gone, and the version was cleaned up; \
-                 publish it again"
-                    .into(),
-            )
-        };
         if self.beats == 0 {
             if !self.store.create(&name, text(0)).map_err(failed)? {
                 return Err(EngineError::Io(
@@ -111,9 +104,9 @@ impl VersionWriter {
                 ));
             }
         } else {
-            let found = self.store.read(&name).map_err(failed)?.ok_or_else(gone)?;
+            let found = self.store.read(&name).map_err(failed)?.ok_or_else(cleaned_up)?;
             let put = self.store.replace(&name, text(self.beats), &found.tag);
-            put.map_err(failed)?.ok_or_else(gone)?;
+            put.map_err(failed)?.ok_or_else(cleaned_up)?;
         }
         self.beats += 1;
         self.beaten = Instant::now();
