@@ -9,8 +9,9 @@
 # KESTREL=local runs a script on the local file system instead: the test is tested. KESTREL_STORE=s3
 # keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
 # KESTREL_METADATA=postgres keeps their metadata in a database of this run's own
-# (tests/pg/server.sh), KESTREL_METADATA=bucket in the object store. KESTREL_SERVE=1 puts a server
-# between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
+# (tests/pg/server.sh), KESTREL_METADATA=bucket in the object store. KESTREL_ENCRYPT=1 encrypts
+# them. KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted
+# from there (tests/cluster/serve.sh).
 # KESTREL_NODES=3 serves them by a cluster of so many nodes. KESTREL_SHORTCUT=on|off and
 # KESTREL_TRANSPORT=uring|device choose how the kernel is served (tests/shortcut/modes.sh).
 # shellcheck shell=bash
@@ -218,6 +219,11 @@ make_volume() {
         if [ "${KESTREL_METADATA:-}" = bucket ]; then
             need_store
             set -- --metadata "$(volume_url "meta-$(basename "$volume")")" "$@"
+        fi
+        if [ -n "${KESTREL_ENCRYPT:-}" ]; then
+            export KESTREL_KEY_FILE=$WORK/volume.key
+            [ -e "$KESTREL_KEY_FILE" ] || "$KESTREL" key create "$KESTREL_KEY_FILE" >/dev/null
+            set -- --encrypt "$@"
         fi
         if [ "$NODES" = 1 ]; then
             "$KESTREL" format "$volume" "$@" >/dev/null

@@ -160,6 +160,23 @@ impl RowsAt {
         }
     }
 
+    /// The same with metadata in a bucket encrypted as the volume's objects are, by the volume key
+    /// in `key_file` or the one that the environment names.
+    ///
+    /// # Errors
+    /// If the key is needed and missing, or not this volume's.
+    pub fn with_keys(
+        self,
+        descriptor: &Descriptor,
+        key_file: Option<&Path>,
+    ) -> Result<Self, VolumeError> {
+        let Self::Bucket(place) = self else { return Ok(self) };
+        Ok(match crate::keys::metadata_keys(descriptor, key_file)? {
+            Some(keys) => Self::Bucket(place.encrypted(descriptor.uuid_bytes(), keys).into()),
+            None => Self::Bucket(place),
+        })
+    }
+
     /// Where they are outside of the directory, for people: a URL without secrets.
     pub fn shown(&self) -> Option<String> {
         match self {
@@ -285,6 +302,17 @@ impl Descriptor {
             Some(place) if idle => Ok(RowsAt::Etcd(Box::new(place))),
             _ => self.metadata(),
         }
+    }
+
+    /// For a new volume: if it is encrypted and has its metadata in a bucket, all of that is
+    /// encrypted too.
+    pub(crate) fn require_metadata_encrypted(&mut self) -> Result<(), VolumeError> {
+        let in_bucket = matches!(self.metadata()?, RowsAt::Bucket(_));
+        let coding = self.coding.as_mut();
+        if let Some(encryption) = coding.and_then(|coding| coding.encryption.as_mut()) {
+            encryption.metadata_required = in_bucket;
+        }
+        Ok(())
     }
 
     /// Where the rows are that this descriptor's directory serves.

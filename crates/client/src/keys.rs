@@ -50,16 +50,51 @@ pub fn coding(
     };
     let mut coding = Coding { compression: *compression, cipher: None };
     if let Some(encryption) = encryption {
-        let volume_key = volume_key(descriptor, encryption, given)?;
-        let mut keys = Vec::with_capacity(encryption.keys.len());
-        for wrapped in &encryption.keys {
-            keys.push((wrapped.id, volume_key.unwrap(&descriptor.uuid_bytes(), wrapped)?));
-        }
-        let write = encryption.keys.last().map(|last| last.id).filter(|_| encryption.active);
-        let keys = Keys::new(keys, write, !encryption.required);
-        coding.cipher = Some(keys.map_err(|error| VolumeError::Key(error.to_string()))?);
+        coding.cipher = Some(data_keys(descriptor, encryption, given, encryption.required)?);
     }
     Ok(Some(coding))
+}
+
+/// Keys of the volume's published versions. None: it was never encrypted.
+///
+/// # Errors
+/// As for [`coding`].
+pub fn version_keys(
+    descriptor: &Descriptor,
+    given: Option<&Path>,
+) -> Result<Option<Keys>, VolumeError> {
+    Ok(coding(descriptor, given)?.and_then(|coding| coding.cipher))
+}
+
+/// Keys of metadata that lies in a bucket. None: the volume was never encrypted.
+///
+/// # Errors
+/// As for [`coding`].
+pub fn metadata_keys(
+    descriptor: &Descriptor,
+    given: Option<&Path>,
+) -> Result<Option<Keys>, VolumeError> {
+    let coding = descriptor.coding.as_ref();
+    let Some(encryption) = coding.and_then(|coding| coding.encryption.as_ref()) else {
+        return Ok(None);
+    };
+    data_keys(descriptor, encryption, given, encryption.metadata_required).map(Some)
+}
+
+/// The volume's data keys. `required`: what is not encrypted is refused.
+fn data_keys(
+    descriptor: &Descriptor,
+    encryption: &Encryption,
+    given: Option<&Path>,
+    required: bool,
+) -> Result<Keys, VolumeError> {
+    let volume_key = volume_key(descriptor, encryption, given)?;
+    let mut keys = Vec::with_capacity(encryption.keys.len());
+    for wrapped in &encryption.keys {
+        keys.push((wrapped.id, volume_key.unwrap(&descriptor.uuid_bytes(), wrapped)?));
+    }
+    let write = encryption.keys.last().map(|last| last.id).filter(|_| encryption.active);
+    Keys::new(keys, write, !required).map_err(|error| VolumeError::Key(error.to_string()))
 }
 
 /// The volume's key, if it is the right one.
@@ -248,6 +283,7 @@ fn apply(
         (Some(encryption), Some(false)) => {
             encryption.active = false;
             encryption.required = false;
+            encryption.metadata_required = false;
         }
         (none, Some(true)) => {
             let Some(path) = key_file(given) else {

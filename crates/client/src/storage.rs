@@ -13,8 +13,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kestrel_blockstore::named::{LocalNamed, NamedStore};
-use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression};
+use kestrel_blockstore::named::{EncryptedNamed, LocalNamed, NamedStore};
+use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression, Keys};
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_blockstore::store::{BlockStore, TieredDirs, key};
 use kestrel_bucket::version::{VersionPlace, VersionRegistry};
@@ -235,7 +235,8 @@ fn erase_unless(
         ObjectsUrl::S3(s3) => {
             // Its versions and dumps first: as long as there are objects the volume's marker stays,
             // and it can be repeated.
-            let versions = VersionsUrl::of(ObjectsUrl::S3(s3.clone()), descriptor).open(false)?;
+            let (place, volume) = (ObjectsUrl::S3(s3.clone()), descriptor.uuid_bytes());
+            let versions = VersionsUrl { place, volume, keys: None }.open(false)?;
             versions.remove_all().map_err(VolumeError::engine)?;
             for place in [s3.clone().below(key::DUMPS), s3] {
                 match S3Store::erase(place, descriptor.uuid_bytes()) {
@@ -271,16 +272,18 @@ pub struct Storage {
 struct VersionsUrl {
     place: ObjectsUrl,
     volume: [u8; 16],
-    /// New objects of the volume are encrypted.
-    encrypted: bool,
+    /// Data keys, if objects of the volume were ever to be encrypted.
+    keys: Option<Keys>,
 }
 
 impl VersionsUrl {
-    fn of(place: ObjectsUrl, descriptor: &Descriptor) -> Self {
-        let coding = descriptor.coding.as_ref();
-        let encryption = coding.and_then(|coding| coding.encryption.as_ref());
-        let encrypted = encryption.is_some_and(|encryption| encryption.active);
-        Self { place, volume: descriptor.uuid_bytes(), encrypted }
+    fn of(
+        place: ObjectsUrl,
+        descriptor: &Descriptor,
+        key_file: Option<&Path>,
+    ) -> Result<Self, VolumeError> {
+        let keys = keys::version_keys(descriptor, key_file)?;
+        Ok(Self { place, volume: descriptor.uuid_bytes(), keys })
     }
 
     /// Opens it; `probes`: it is tried whether the store has conditional puts.
@@ -294,6 +297,10 @@ impl VersionsUrl {
                 let dir = objects.join(key::VERSIONS);
                 Arc::new(LocalNamed::open(&dir).map_err(|error| block_store(&dir, &error))?)
             }
+        };
+        let store = match &self.keys {
+            Some(keys) => Arc::new(EncryptedNamed::new(store, self.volume, keys.clone())),
+            None => store,
         };
         Ok(VersionRegistry::new(VersionPlace::new(store), self.volume))
     }
@@ -321,7 +328,7 @@ impl Storage {
         let volume = descriptor.uuid_bytes();
         // First, because it needs no request.
         let coding = keys::coding(descriptor, options.key_file.as_deref())?;
-        let versions = VersionsUrl::of(place.clone(), descriptor);
+        let versions = VersionsUrl::of(place.clone(), descriptor, options.key_file.as_deref())?;
         let (base, mut store): (Base, Arc<dyn BlockStore>) = match place {
             ObjectsUrl::S3(s3) => {
                 let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
@@ -404,16 +411,8 @@ impl Storage {
     /// The same to publish one.
     ///
     /// # Errors
-    /// As there, if the store has no conditional puts, and for an encrypted volume: names and small
-    /// files would lie in the tables in the clear.
+    /// As there, and if the store has no conditional puts.
     pub fn versions_to_publish(&self) -> Result<VersionRegistry, VolumeError> {
-        if self.versions.encrypted {
-            return Err(VolumeError::Invalid(
-                "the volume is encrypted, and tables of versions are not: names and small files \
-                 would lie in the store in the clear; a snapshot keeps the tree within the volume"
-                    .into(),
-            ));
-        }
         self.versions.open(true)
     }
 
@@ -428,7 +427,7 @@ impl Storage {
     ) -> Result<VersionRegistry, VolumeError> {
         check_reached(dir, descriptor, options)?;
         let place = ObjectsUrl::of(dir, &descriptor.settings, options)?;
-        VersionsUrl::of(place, descriptor).open(false)
+        VersionsUrl::of(place, descriptor, options.key_file.as_deref())?.open(false)
     }
 
     /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or

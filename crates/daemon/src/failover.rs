@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{NodeFanOut, RemoteUrl};
+use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{has_left, holder_of, stand_in};
 use kestrel_cluster::host::NodeHost;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
@@ -166,7 +167,7 @@ pub struct FailoverService {
     descriptor: Descriptor,
     name: String,
     line: StartCommand,
-    credentials: Option<PathBuf>,
+    store: StoreOptions,
     standing: Mutex<BTreeMap<NodeId, TakeoverProcess>>,
     taken: AtomicU64,
     failed: AtomicU64,
@@ -174,19 +175,19 @@ pub struct FailoverService {
 
 impl FailoverService {
     /// Of the node of this process, by its descriptor.
-    /// `credentials`: a file with those of the bucket that has the metadata.
+    /// `store`: how a bucket is reached that has the metadata.
     pub fn new(
         host: &Arc<NodeHost>,
         descriptor: &Descriptor,
         line: StartCommand,
-        credentials: Option<PathBuf>,
+        store: StoreOptions,
     ) -> Arc<Self> {
         Arc::new(Self {
             host: Arc::downgrade(host),
             descriptor: descriptor.clone(),
             name: descriptor.settings.name.clone(),
             line,
-            credentials,
+            store,
             standing: Mutex::default(),
             taken: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -257,10 +258,9 @@ impl FailoverService {
             Ok(placement) => placement.is_idle(node),
             Err(why) => return RowsOwner::Unknown(why),
         };
-        let credentials = self.credentials.as_deref();
-        match holder_of(&self.descriptor, (node, idle), credentials) {
+        match holder_of(&self.descriptor, (node, idle), self.store.credentials.as_deref()) {
             Ok(Some(who)) => RowsOwner::Held(who),
-            Ok(None) => match has_left(&self.descriptor, (node, idle), credentials) {
+            Ok(None) => match has_left(&self.descriptor, (node, idle), &self.store) {
                 Ok(left) => RowsOwner::Free { left },
                 Err(why) => RowsOwner::Unknown(why),
             },

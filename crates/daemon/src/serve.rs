@@ -536,7 +536,7 @@ fn successor(
         host,
         &serving.volume.descriptor,
         failover::StartCommand::of_process(home),
-        config.store.credentials.clone(),
+        config.store.clone(),
     );
     FailoverMonitor::start(serving.succession.get_or_init(|| succession)).map(Some)
 }

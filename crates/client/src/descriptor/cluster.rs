@@ -241,6 +241,7 @@ impl Descriptor {
             format_version: FORMAT_VERSION,
             ..self.clone()
         };
+        one.forget_metadata_required();
         one.checksum = one.expected_checksum()?;
         Ok(one)
     }
@@ -253,8 +254,17 @@ impl Descriptor {
     pub fn for_clients(&self) -> Result<Self, VolumeError> {
         let mut shown =
             Self { cluster: None, secret: None, metadata: None, registry: None, ..self.clone() };
+        shown.forget_metadata_required();
         shown.checksum = shown.expected_checksum()?;
         Ok(shown)
+    }
+
+    /// What is to be known of metadata in a bucket is not for clients and dumps.
+    fn forget_metadata_required(&mut self) {
+        let coding = self.coding.as_mut();
+        if let Some(encryption) = coding.and_then(|coding| coding.encryption.as_mut()) {
+            encryption.metadata_required = false;
+        }
     }
 
     /// Checks what it says of a cluster. An offer to clients has no section.

@@ -36,6 +36,10 @@ pub struct Encryption {
     /// Whether objects that are not encrypted are refused: true if the volume was formatted with
     /// encryption and it was never turned off.
     pub required: bool,
+    /// The same of metadata in a bucket. Volumes that were formatted before metadata was encrypted
+    /// do not have it. Not for clients.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metadata_required: bool,
     /// Fingerprint of the volume key that wraps the data keys.
     pub volume_key: String,
     /// The data keys, by number; the last one encrypts.
@@ -57,7 +61,8 @@ pub struct WrappedKey {
 impl Encryption {
     /// Encryption with these keys, on from the first object on.
     pub(crate) fn new(volume_key: String, keys: Vec<WrappedKey>, required: bool) -> Self {
-        Self { cipher: CIPHER.into(), active: true, required, volume_key, keys }
+        let (cipher, metadata_required) = (CIPHER.into(), false);
+        Self { cipher, active: true, required, metadata_required, volume_key, keys }
     }
 
     /// Whether a new object would be refused when it is read, and other contradictions.
@@ -70,7 +75,7 @@ impl Encryption {
                 self.cipher
             ));
         }
-        if self.required && !self.active {
+        if (self.required || self.metadata_required) && !self.active {
             return bad("encryption is required and turned off at once".into());
         }
         let ascending = self.keys.windows(2).all(|pair| pair[0].id < pair[1].id);

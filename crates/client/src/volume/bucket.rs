@@ -158,6 +158,7 @@ pub(super) fn format(
     let mut volume = Descriptor::new(settings, now)?.with_metadata(Some(url.into()))?;
     let key_file = new.encrypt_with.as_deref();
     volume.coding = keys::new_coding(&volume.uuid_bytes(), new.compression, key_file, now)?;
+    volume.require_metadata_encrypted()?;
     storage::check(&volume, options)?;
     let is_new = !state.path().exists();
     let made = make(&state, &volume, new.force, options);

@@ -17,6 +17,7 @@ use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
 use crate::recovery::Recovery;
 use crate::state_dir::credentials_for;
+use crate::storage::StoreOptions;
 
 /// How often a volume in mode `fsync` syncs on its own (`docs/design/metadata.md`, section 7, item
 /// 3).
@@ -43,7 +44,9 @@ pub(super) fn open(
         (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
     let credentials = credentials_for(dir, resources.store.credentials.as_deref());
-    match descriptor.rows()?.with_credentials(credentials.as_deref()) {
+    let key_file = resources.store.key_file.as_deref();
+    let rows = descriptor.rows()?.with_credentials(credentials.as_deref());
+    match rows.with_keys(descriptor, key_file)? {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let options = PgOptions { memory_bytes: resources.metadata_bytes, take_over };
@@ -79,18 +82,19 @@ pub(super) fn open(
 
 /// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only
 /// the node that makes the volume makes its tables: a node that joins and does not find them has
-/// come to another database. `credentials`: a file with those of a bucket.
+/// come to another database.
 pub(super) fn create(
     dir: &Path,
     descriptor: &Descriptor,
     joins: bool,
-    credentials: Option<&Path>,
+    options: &StoreOptions,
 ) -> Result<Box<dyn Engine>, VolumeError> {
     let failed = |why: EngineError| VolumeError::engine(why);
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
-    let credentials = credentials_for(dir, credentials);
-    match descriptor.rows()?.with_credentials(credentials.as_deref()) {
+    let credentials = credentials_for(dir, options.credentials.as_deref());
+    let rows = descriptor.rows()?.with_credentials(credentials.as_deref());
+    match rows.with_keys(descriptor, options.key_file.as_deref())? {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let made = if joins {

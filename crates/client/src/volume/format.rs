@@ -90,6 +90,7 @@ pub(super) fn format_as(
     let key_file = new.encrypt_with.as_deref();
     descriptor.coding =
         keys::new_coding(&descriptor.uuid_bytes(), new.compression, key_file, clock.now())?;
+    descriptor.require_metadata_encrypted()?;
     let (lock, occupied) = occupy(&dir, new.force)?;
     storage::check(&descriptor, options)?;
     if occupied {
@@ -188,7 +189,7 @@ pub(super) fn make_rows(
     joins: bool,
     options: &StoreOptions,
 ) -> Result<Box<dyn Engine>, VolumeError> {
-    let engine = engine::create(dir, descriptor, joins, options.credentials.as_deref())?;
+    let engine = engine::create(dir, descriptor, joins, options)?;
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let root = RootAttr { mode: 0o755, uid, gid };

@@ -13,6 +13,7 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 use super::{MountedVolume, Volume};
 use crate::descriptor::{ClusterSection, Descriptor, RowsAt};
 use crate::error::VolumeError;
+use crate::storage::StoreOptions;
 use kestrel_types::hex::to_hex;
 
 /// Within a node's directory: those of the nodes that its machine serves in the place of others.
@@ -136,15 +137,18 @@ pub fn holder_of(
 /// Whether the last process that served a node has ended as it was told to.
 ///
 /// # Errors
-/// As for [`holder_of`], and if the record of that is damaged.
+/// As for [`holder_of`], if the record of that is damaged, and without the key of metadata that is
+/// encrypted.
 pub fn has_left(
     descriptor: &Descriptor,
     (node, idle): (NodeId, bool),
-    credentials: Option<&Path>,
+    options: &StoreOptions,
 ) -> Result<bool, String> {
     let key = ownership_key();
     let rows = descriptor.rows_of(idle).map_err(|why| why.to_string())?;
-    let row = match rows.with_credentials(credentials) {
+    let rows = rows.with_credentials(options.credentials.as_deref());
+    let rows = rows.with_keys(descriptor, options.key_file.as_deref());
+    let row = match rows.map_err(|why| why.to_string())? {
         RowsAt::Postgres(place) => kestrel_postgres::peek(&place, node, key.borrow())?,
         RowsAt::Etcd(place) => kestrel_etcd::peek(&place, node, key.borrow())?,
         RowsAt::Bucket(place) => kestrel_bucket::peek(&place, node, key.borrow())?,
@@ -215,7 +219,6 @@ pub fn stand_in(
 mod tests {
     use super::*;
     use crate::descriptor::Durability;
-    use crate::storage::StoreOptions;
     use crate::volume::{NewVolume, form};
 
     /// A node with rows in its directory is served from no other directory.

@@ -42,6 +42,20 @@ pub enum Error {
         /// Why, and what to do about it.
         why: Arc<str>,
     },
+    /// What the store returned for an object with a name is not what was written.
+    CorruptNamed {
+        /// The object's name.
+        name: Arc<str>,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The same as [`Error::Coding`] of an object with a name.
+    CodingNamed {
+        /// The object's name.
+        name: Arc<str>,
+        /// Why, and what to do about it.
+        why: Arc<str>,
+    },
     /// The object is in an archive and has to be restored before it is read.
     Archived {
         /// The object.
@@ -142,7 +156,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Corrupt { .. } | Self::CorruptNamed { .. } => ErrorKind::Corrupt,
             Self::Archived { .. } => ErrorKind::Archived,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Deadline { .. } => ErrorKind::Deadline,
@@ -152,6 +166,7 @@ impl Error {
             },
             Self::Exists { .. }
             | Self::Coding { .. }
+            | Self::CodingNamed { .. }
             | Self::InUse { .. }
             | Self::NoTier { .. }
             | Self::Io { .. }
@@ -193,6 +208,8 @@ impl fmt::Display for Error {
                 )
             }
             Self::Coding { object, why } => write!(f, "object {object:016x}: {why}"),
+            Self::CorruptNamed { name, what } => write!(f, "{name}: {what}"),
+            Self::CodingNamed { name, why } => write!(f, "{name}: {why}"),
             Self::Archived { object } => {
                 write!(
                     f,

@@ -10,6 +10,7 @@
 //! the first attempt came through. The store reads the object and compares; so callers write
 //! contents that no other process writes under that name.
 
+mod encrypted;
 mod local;
 mod memory;
 
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use kestrel_types::clock::Nanos;
 
 use crate::error::Result;
+pub use encrypted::{EncryptedNamed, encrypted_volume};
 pub use local::LocalNamed;
 pub use memory::{MemoryNamed, NamedFault};
 

@@ -72,8 +72,11 @@ pub fn read_checked<T>(
 
 /// The error of a call.
 pub fn failed(store: &dyn NamedStore, why: &Error) -> EngineError {
-    match why.kind() {
-        ErrorKind::NoSpace => EngineError::NoSpace,
-        _ => EngineError::Io(format!("metadata in a bucket: {}: {why}", store.shown())),
+    let text = || format!("metadata in a bucket: {}: {why}", store.shown());
+    match (why.kind(), why) {
+        (ErrorKind::NoSpace, _) => EngineError::NoSpace,
+        (ErrorKind::Corrupt, _) => EngineError::Corrupt(text()),
+        (_, Error::CodingNamed { .. }) => EngineError::Refused(text()),
+        _ => EngineError::Io(text()),
     }
 }

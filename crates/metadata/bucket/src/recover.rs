@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kestrel_blockstore::named::{NamedObject, NamedStore};
+use kestrel_blockstore::named::{NamedObject, NamedStore, encrypted_volume};
 use kestrel_engine::{BeforeSync, EngineError, Epoch};
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
@@ -123,13 +123,15 @@ fn nodes_in(store: &dyn NamedStore) -> Result<(Vec<String>, BTreeSet<u32>), Engi
 
 /// See [`BucketEngine::remove`].
 pub fn remove(url: &BucketUrl, uuid: &Uuid) -> Result<(), EngineError> {
-    let store = url.open(false)?;
+    // Keys may be gone, or those of another volume.
+    let store = url.open_stored(false)?;
     let store = &*store;
     let (listed, nodes) = nodes_in(store)?;
     for node in nodes {
-        let Some((manifest, _)) = read_manifest(store, &prefix_of(node))? else { continue };
-        if manifest.check(uuid, node, store.shown()).is_err() {
-            return Ok(());
+        match is_volume(store, uuid, node)? {
+            None => continue,
+            Some(false) => return Ok(()),
+            Some(true) => {}
         }
         if let Some(holder) = holder_in(store, node)? {
             return Err(EngineError::Refused(format!(
@@ -144,6 +146,22 @@ pub fn remove(url: &BucketUrl, uuid: &Uuid) -> Result<(), EngineError> {
         store.remove(name).map_err(|why| failed(store, &why))?;
     }
     Ok(())
+}
+
+/// Whether the manifest of a node, if there is one, is of this volume. `store` has it as it is
+/// stored.
+fn is_volume(
+    store: &dyn NamedStore,
+    uuid: &Uuid,
+    node: u32,
+) -> Result<Option<bool>, EngineError> {
+    let prefix = prefix_of(node);
+    let stored = store.read(&format!("{prefix}{MANIFEST}")).map_err(|why| failed(store, &why))?;
+    if let Some(volume) = stored.and_then(|stored| encrypted_volume(&stored.bytes)) {
+        return Ok(Some(volume == *uuid));
+    }
+    let found = read_manifest(store, &prefix)?;
+    Ok(found.map(|(manifest, _)| manifest.check(uuid, node, store.shown()).is_ok()))
 }
 
 fn holder_in(store: &dyn NamedStore, node: u32) -> Result<Option<String>, EngineError> {

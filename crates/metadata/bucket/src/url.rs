@@ -4,10 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_blockstore::named::{LocalNamed, NamedStore};
+use kestrel_blockstore::named::{EncryptedNamed, LocalNamed, NamedStore};
+use kestrel_blockstore::store::coded::Keys;
 use kestrel_engine::EngineError;
 use kestrel_engine::elsewhere::DEADLINE_DEFAULT;
 use kestrel_s3::{S3_SCHEME, S3Named, S3Options};
+
+use crate::Uuid;
+use crate::holder::HOLDER;
 
 /// What a URL of a directory begins with.
 const FILE_SCHEME: &str = "file://";
@@ -17,6 +21,8 @@ const FILE_SCHEME: &str = "file://";
 pub struct BucketUrl {
     place: Place,
     deadline: Duration,
+    /// The volume, and its data keys, if its metadata is encrypted.
+    keys: Option<(Uuid, Keys)>,
 }
 
 #[derive(Debug, Clone)]
@@ -41,11 +47,18 @@ impl BucketUrl {
             if !path.is_absolute() {
                 return Err(format!("{url}: a directory has three slashes: file:///PATH"));
             }
-            return Ok(Self { place: Place::Directory(path), deadline: DEADLINE_DEFAULT });
+            let place = Place::Directory(path);
+            return Ok(Self { place, deadline: DEADLINE_DEFAULT, keys: None });
         }
         let options = S3Options::parse(url).map_err(|why| why.to_string())?;
         let deadline = options.deadline();
-        Ok(Self { place: Place::Bucket(Box::new(options)), deadline })
+        Ok(Self { place: Place::Bucket(Box::new(options)), deadline, keys: None })
+    }
+
+    /// The same with the metadata of `volume` encrypted and decrypted, but the holder's name.
+    #[must_use]
+    pub fn encrypted(self, volume: Uuid, keys: Keys) -> Self {
+        Self { keys: Some((volume, keys)), ..self }
     }
 
     /// The same with credentials from this file.
@@ -76,6 +89,21 @@ impl BucketUrl {
     /// # Errors
     /// If it has none, or cannot be reached.
     pub fn open(&self, probes: bool) -> Result<Arc<dyn NamedStore>, EngineError> {
+        let store = self.open_stored(probes)?;
+        Ok(match &self.keys {
+            Some((volume, keys)) => {
+                let store = EncryptedNamed::new(store, *volume, keys.clone());
+                Arc::new(store.leaving(|name| name.ends_with(HOLDER)))
+            }
+            None => store,
+        })
+    }
+
+    /// The store with objects as they are stored, encrypted or not.
+    ///
+    /// # Errors
+    /// As for [`BucketUrl::open`].
+    pub(crate) fn open_stored(&self, probes: bool) -> Result<Arc<dyn NamedStore>, EngineError> {
         match &self.place {
             Place::Bucket(options) => match S3Named::open((**options).clone(), probes) {
                 Ok(store) => Ok(Arc::new(store)),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_blockstore::named::NamedStore;
+use kestrel_blockstore::named::{NamedStore, encrypted_volume};
 use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
@@ -33,9 +33,12 @@ pub(super) fn failed(
     store: &dyn NamedStore,
     why: &kestrel_blockstore::error::Error,
 ) -> EngineError {
+    let text = || format!("{}: {why}", store.shown());
     match health::failed(store, why) {
         EngineError::NoSpace => EngineError::Io(format!("{}: the store is full", store.shown())),
-        _ => EngineError::Io(format!("{}: {why}", store.shown())),
+        EngineError::Corrupt(_) => EngineError::Corrupt(text()),
+        EngineError::Refused(_) => EngineError::Refused(text()),
+        _ => EngineError::Io(text()),
     }
 }
 
@@ -262,19 +265,25 @@ impl VersionRegistry {
         Ok(parts)
     }
 
-    /// Removes all versions of the volume, names first. Another volume's stay.
+    /// Removes all versions of the volume, names first. Another volume's stay. The registry is one
+    /// that reads objects as they are stored.
     ///
     /// # Errors
     /// The store's.
     pub fn remove_all(&self) -> Result<(), EngineError> {
         let store = &self.place.store;
         for name in self.names("")? {
-            match self.find(&name) {
-                Ok(_) | Err(EngineError::Corrupt(_)) => {
-                    store.remove(&object_of(&name)).map_err(|why| self.failed(&why))?;
+            let object = object_of(&name);
+            let stored = store.read(&object).map_err(|why| self.failed(&why))?;
+            // Its keys may be gone.
+            let is_ours = |volume| volume == self.volume;
+            if !stored.and_then(|stored| encrypted_volume(&stored.bytes)).is_some_and(is_ours) {
+                match self.find(&name) {
+                    Ok(_) | Err(EngineError::Corrupt(_)) => {}
+                    Err(why) => return Err(why),
                 }
-                Err(why) => return Err(why),
             }
+            store.remove(&object).map_err(|why| self.failed(&why))?;
         }
         for (object, _) in store.list(DATA).map_err(|why| self.failed(&why))? {
             store.remove(&object).map_err(|why| self.failed(&why))?;

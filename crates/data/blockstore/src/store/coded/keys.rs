@@ -26,13 +26,16 @@ use crate::object::VolumeId;
 pub const DATA_KEY_BYTES: usize = 32;
 
 /// Bytes that encryption adds to a chunk.
-pub(super) const TAG_BYTES: usize = 16;
+pub(crate) const TAG_BYTES: usize = 16;
 
 /// Random bytes in an object's head that its key is made from.
-pub(super) const SALT_BYTES: usize = 32;
+pub(crate) const SALT_BYTES: usize = 32;
 
 /// What an object's key is made for: HKDF's `info`, followed by volume and object.
 const OBJECT_KEY_INFO: &[u8] = b"kestrelfs object key 1";
+
+/// The same of an object with a name, followed by volume and name.
+const NAMED_KEY_INFO: &[u8] = b"kestrelfs named object key 1";
 
 /// A data key, wiped when dropped.
 pub struct DataKey(Zeroizing<[u8; DATA_KEY_BYTES]>);
@@ -110,19 +113,32 @@ impl Keys {
         volume: &VolumeId,
         object: ObjectId,
     ) -> Option<ObjectKey> {
+        self.key_for(number, salt, &[OBJECT_KEY_INFO, volume, &object.to_be_bytes()])
+    }
+
+    /// The key of one object with a name; none as there.
+    pub(crate) fn named_key(
+        &self,
+        number: u32,
+        salt: &[u8; SALT_BYTES],
+        volume: &VolumeId,
+        name: &str,
+    ) -> Option<ObjectKey> {
+        self.key_for(number, salt, &[NAMED_KEY_INFO, volume, name.as_bytes()])
+    }
+
+    fn key_for(&self, number: u32, salt: &[u8; SALT_BYTES], info: &[&[u8]]) -> Option<ObjectKey> {
         let (_, data_key) = self.ring.keys.iter().find(|(id, _)| *id == number)?;
         let prk = Salt::new(HKDF_SHA256, salt).extract(&*data_key.0);
-        let object = object.to_be_bytes();
-        let info = [OBJECT_KEY_INFO, volume, &object];
         // Fails only for outputs longer than 255 hashes; a key is one.
-        let key = prk.expand(&info, &AES_256_GCM).map(UnboundKey::from).ok()?;
+        let key = prk.expand(info, &AES_256_GCM).map(UnboundKey::from).ok()?;
         Some(ObjectKey(Box::new(MaybeUninit::new(LessSafeKey::new(key)))))
     }
 }
 
 /// Which piece of an object a nonce is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoncePart {
+pub(crate) enum NoncePart {
     Head,
     Chunk(u32),
 }
@@ -143,11 +159,11 @@ impl NoncePart {
 ///
 /// Always initialized. `ring` does not wipe its keys, so their memory is wiped here, after they
 /// were dropped.
-pub(super) struct ObjectKey(Box<MaybeUninit<LessSafeKey>>);
+pub(crate) struct ObjectKey(Box<MaybeUninit<LessSafeKey>>);
 
 impl ObjectKey {
     fn key(&self) -> &LessSafeKey {
-        // SAFETY: made initialized in `Keys::object_key`, the only place that makes one, and
+        // SAFETY: made initialized in `Keys::key_for`, the only place that makes one, and
         // dropped in `drop` only.
         unsafe { self.0.assume_init_ref() }
     }
