@@ -201,10 +201,12 @@ suites+=(
 )
 # Metadata in a bucket.
 bucket="env KESTREL_METADATA=bucket"
+encrypted="$bucket KESTREL_ENCRYPT=1"
 compare="COMPARE_OPS=${BUCKET_COMPARE_OPS:-1000} COMPARE_SEEDS=1"
 suites+=(
     "bucket-volume 300 tests/bucket/volume.sh"
     "bucket-home 300 tests/bucket/home.sh"
+    "bucket-encrypted 300 tests/bucket/encrypted.sh"
     "versions 300 tests/versions/publish.sh"
     "versions-s3 600 env VERSIONS_BUCKET=1 tests/versions/publish.sh"
     "versions-served 300 $serve tests/versions/publish.sh"
@@ -215,6 +217,8 @@ suites+=(
     "bucket-compare 600 $bucket $compare tests/posix/compare.sh"
     "bucket-kill 900 $bucket CYCLES=${BUCKET_CYCLES:-6} tests/crash/kill.sh"
     "bucket-failover 600 $bucket tests/ha/failover.sh"
+    "bucket-encrypted-kill 900 $encrypted CYCLES=${BUCKET_CYCLES:-6} tests/crash/kill.sh"
+    "bucket-encrypted-failover 600 $encrypted tests/ha/failover.sh"
     "bucket-nodes-semantics 600 $bucket KESTREL_NODES=3 tests/posix/semantics.sh"
     "bucket-nodes-snapshots 600 $bucket KESTREL_NODES=3 tests/posix/snapshots.sh"
     "bucket-nodes-compare 600 $bucket KESTREL_NODES=3 $compare tests/posix/compare.sh"
@@ -228,6 +232,7 @@ done
 at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
 at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-semantics)
 at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
+at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:

@@ -178,7 +178,8 @@ done
 
 echo "-- given up without the key"
 check "format --force" without format "$url" --force
-check "nothing of it is left" test -z "$(find "$bucket" -type f | grep -v 'meta/0/\|descriptor\|kestrel-volume')"
+new='meta/0/\|descriptor\|kestrel-volume'
+check "nothing of it is left" test -z "$(find "$bucket" -type f | grep -v "$new")"
 
 echo "-- a volume in a directory"
 KEY=$WORK/key

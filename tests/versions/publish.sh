@@ -697,21 +697,8 @@ if [ -n "${VERSIONS_BUCKET:-}" ]; then
     no_faults
 fi
 
-echo "-- an encrypted volume"
+echo "-- another volume"
 if [ -z "${VERSIONS_BUCKET:-}" ] && [ -z "$SERVING" ]; then
-    secret=$WORK/secret sec=$WORK/sec
-    mkdir "$sec"
-    export KESTREL_KEY_FILE=$WORK/key
-    "$KESTREL" key create "$KESTREL_KEY_FILE" >/dev/null
-    make_volume "$secret" --encrypt
-    mount_volume "$secret" "$sec"
-    mkdir "$sec/d"
-    refuses "it is not published" "encrypted.*in the clear" k publish "$sec/d" secret@1
-    check "nothing is left of that" same "$(held "$sec/d")" ""
-    check "its list is empty" same "$("$KESTREL" version list "$secret" 2>&1)" ""
-    check "and unmounted" umount_volume "$sec"
-    unset KESTREL_KEY_FILE
-    echo "-- another volume"
     other=$WORK/another
     make_volume "$other"
     cp -r "$(store)" "$other/objects/versions"

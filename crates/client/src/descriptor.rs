@@ -160,23 +160,6 @@ impl RowsAt {
         }
     }
 
-    /// The same with metadata in a bucket encrypted as the volume's objects are, by the volume key
-    /// in `key_file` or the one that the environment names.
-    ///
-    /// # Errors
-    /// If the key is needed and missing, or not this volume's.
-    pub fn with_keys(
-        self,
-        descriptor: &Descriptor,
-        key_file: Option<&Path>,
-    ) -> Result<Self, VolumeError> {
-        let Self::Bucket(place) = self else { return Ok(self) };
-        Ok(match crate::keys::metadata_keys(descriptor, key_file)? {
-            Some(keys) => Self::Bucket(place.encrypted(descriptor.uuid_bytes(), keys).into()),
-            None => Self::Bucket(place),
-        })
-    }
-
     /// Where they are outside of the directory, for people: a URL without secrets.
     pub fn shown(&self) -> Option<String> {
         match self {

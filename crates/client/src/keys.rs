@@ -17,7 +17,7 @@ use kestrel_blockstore::store::coded::{Coding, Compression, Keys};
 use kestrel_types::clock::Nanos;
 
 use crate::accesses::AtimeMode;
-use crate::descriptor::{CodingSettings, DATA_KEYS_MAX, Descriptor, Encryption};
+use crate::descriptor::{CodingSettings, DATA_KEYS_MAX, Descriptor, Encryption, RowsAt};
 use crate::error::VolumeError;
 
 mod file;
@@ -66,19 +66,25 @@ pub fn version_keys(
     Ok(coding(descriptor, given)?.and_then(|coding| coding.cipher))
 }
 
-/// Keys of metadata that lies in a bucket. None: the volume was never encrypted.
+/// The place of rows with the keys that they are encrypted with, if they are in a bucket and the
+/// volume was ever encrypted.
 ///
 /// # Errors
-/// As for [`coding`].
-pub fn metadata_keys(
+/// As for [`coding`], if they are in a bucket.
+pub fn with_keys(
+    rows: RowsAt,
     descriptor: &Descriptor,
     given: Option<&Path>,
-) -> Result<Option<Keys>, VolumeError> {
+) -> Result<RowsAt, VolumeError> {
     let coding = descriptor.coding.as_ref();
-    let Some(encryption) = coding.and_then(|coding| coding.encryption.as_ref()) else {
-        return Ok(None);
-    };
-    data_keys(descriptor, encryption, given, encryption.metadata_required).map(Some)
+    let encryption = coding.and_then(|coding| coding.encryption.as_ref());
+    match (rows, encryption) {
+        (RowsAt::Bucket(place), Some(encryption)) => {
+            let keys = data_keys(descriptor, encryption, given, encryption.metadata_required)?;
+            Ok(RowsAt::Bucket(place.encrypted(descriptor.uuid_bytes(), keys).into()))
+        }
+        (rows, _) => Ok(rows),
+    }
 }
 
 /// The volume's data keys. `required`: what is not encrypted is refused.

@@ -15,6 +15,7 @@ use super::{META_DIR, Resources};
 use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
+use crate::keys;
 use crate::recovery::Recovery;
 use crate::state_dir::credentials_for;
 use crate::storage::StoreOptions;
@@ -46,7 +47,7 @@ pub(super) fn open(
     let credentials = credentials_for(dir, resources.store.credentials.as_deref());
     let key_file = resources.store.key_file.as_deref();
     let rows = descriptor.rows()?.with_credentials(credentials.as_deref());
-    match rows.with_keys(descriptor, key_file)? {
+    match keys::with_keys(rows, descriptor, key_file)? {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let options = PgOptions { memory_bytes: resources.metadata_bytes, take_over };
@@ -94,7 +95,7 @@ pub(super) fn create(
     let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
     let credentials = credentials_for(dir, options.credentials.as_deref());
     let rows = descriptor.rows()?.with_credentials(credentials.as_deref());
-    match rows.with_keys(descriptor, options.key_file.as_deref())? {
+    match keys::with_keys(rows, descriptor, options.key_file.as_deref())? {
         RowsAt::Directory => {}
         RowsAt::Postgres(place) => {
             let made = if joins {

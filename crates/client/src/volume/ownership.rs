@@ -13,6 +13,7 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 use super::{MountedVolume, Volume};
 use crate::descriptor::{ClusterSection, Descriptor, RowsAt};
 use crate::error::VolumeError;
+use crate::keys;
 use crate::storage::StoreOptions;
 use kestrel_types::hex::to_hex;
 
@@ -147,7 +148,7 @@ pub fn has_left(
     let key = ownership_key();
     let rows = descriptor.rows_of(idle).map_err(|why| why.to_string())?;
     let rows = rows.with_credentials(options.credentials.as_deref());
-    let rows = rows.with_keys(descriptor, options.key_file.as_deref());
+    let rows = keys::with_keys(rows, descriptor, options.key_file.as_deref());
     let row = match rows.map_err(|why| why.to_string())? {
         RowsAt::Postgres(place) => kestrel_postgres::peek(&place, node, key.borrow())?,
         RowsAt::Etcd(place) => kestrel_etcd::peek(&place, node, key.borrow())?,

@@ -150,11 +150,7 @@ pub fn remove(url: &BucketUrl, uuid: &Uuid) -> Result<(), EngineError> {
 
 /// Whether the manifest of a node, if there is one, is of this volume. `store` has it as it is
 /// stored.
-fn is_volume(
-    store: &dyn NamedStore,
-    uuid: &Uuid,
-    node: u32,
-) -> Result<Option<bool>, EngineError> {
+fn is_volume(store: &dyn NamedStore, uuid: &Uuid, node: u32) -> Result<Option<bool>, EngineError> {
     let prefix = prefix_of(node);
     let stored = store.read(&format!("{prefix}{MANIFEST}")).map_err(|why| failed(store, &why))?;
     if let Some(volume) = stored.and_then(|stored| encrypted_volume(&stored.bytes)) {
