@@ -678,6 +678,18 @@ check "nor a snapshot" same "$(held "$mnt/large" | wc -w)" "$(wc -w <<<"$names")
 check "clean up leaves what is recent" k version clean "$vol"
 
 if [ -n "${VERSIONS_BUCKET:-}" ]; then
+    echo "-- a cache on a local disk"
+    check "publish" k publish "$mnt/first" cached@1
+    cache=(--cache-dir "$WORK/cache" --free-space-ratio 0)
+    check "mount" show cached@1 "$ver" "${cache[@]}"
+    right=$(py sums "$mnt/first")
+    check "its names and bytes" same "$(py sums "$ver")" "$right"
+    check "unmount" hide "$ver"
+    check "mount again" show cached@1 "$ver" "${cache[@]}"
+    reset_counts
+    check "its names and bytes" same "$(py sums "$ver")" "$right"
+    check "ask the store for nothing" same "$(count requests get)" 0
+    check "unmount" hide "$ver"
     echo "-- a store that fails"
     for n in 1 2 3 4; do
         faults 'lost-answer:kind=put,rate=0.5'

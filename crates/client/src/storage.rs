@@ -11,14 +11,14 @@
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kestrel_blockstore::named::{EncryptedNamed, LocalNamed, NamedStore};
 use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression, Keys};
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_blockstore::store::{BlockStore, TieredDirs, key};
-use kestrel_bucket::version::{VersionPlace, VersionRegistry};
-use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
+use kestrel_bucket::version::{VersionId, VersionPlace, VersionRegistry};
+use kestrel_cache::{CacheOptions, CachedNamed, CachedStore, NumberedNames, WholeCopies};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Named, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
 
@@ -36,6 +36,9 @@ pub use shared::{Offer, SharedDir};
 
 /// Directory of the block store within the volume's, unless the settings name another place.
 pub const OBJECTS_DIR: &str = "objects";
+
+/// The part that tables have of the memory for what waits for cache disks.
+const TABLES_PART: u64 = 4;
 
 /// How a process reaches a volume's objects. Nothing of this is kept in the volume.
 #[derive(Debug, Clone)]
@@ -236,7 +239,8 @@ fn erase_unless(
             // Its versions and dumps first: as long as there are objects the volume's marker stays,
             // and it can be repeated.
             let (place, volume) = (ObjectsUrl::S3(s3.clone()), descriptor.uuid_bytes());
-            let versions = VersionsUrl { place, volume, keys: None }.open(false)?;
+            let versions = VersionsUrl { place, volume, keys: None, stored: OnceLock::new() };
+            let versions = versions.registry(versions.open_stored(false)?);
             versions.remove_all().map_err(VolumeError::engine)?;
             for place in [s3.clone().below(key::DUMPS), s3] {
                 match S3Store::erase(place, descriptor.uuid_bytes()) {
@@ -250,6 +254,16 @@ fn erase_unless(
         }
         ObjectsUrl::Dir(_) => Ok(()),
     }
+}
+
+/// The disk cache that the mount has.
+fn cache_options(options: &StoreOptions) -> CacheOptions {
+    let mut cache = CacheOptions::new(options.cache_dirs.clone());
+    cache.bytes = options.cache_bytes.unwrap_or(cache.bytes);
+    cache.free_space_ratio = options.free_space_ratio.unwrap_or(cache.free_space_ratio);
+    cache.fill_queue_bytes = options.memory.fill_bytes_max;
+    cache.span.bytes_max = options.memory.fetch_bytes(cache.span.bytes_max);
+    cache
 }
 
 /// The store at the bottom.
@@ -274,6 +288,8 @@ struct VersionsUrl {
     volume: [u8; 16],
     /// Data keys, if objects of the volume were ever to be encrypted.
     keys: Option<Keys>,
+    /// Opened to read, with objects as they are stored.
+    stored: OnceLock<Arc<dyn NamedStore>>,
 }
 
 impl VersionsUrl {
@@ -283,26 +299,42 @@ impl VersionsUrl {
         key_file: Option<&Path>,
     ) -> Result<Self, VolumeError> {
         let keys = keys::version_keys(descriptor, key_file)?;
-        Ok(Self { place, volume: descriptor.uuid_bytes(), keys })
+        Ok(Self { place, volume: descriptor.uuid_bytes(), keys, stored: OnceLock::new() })
     }
 
-    /// Opens it; `probes`: it is tried whether the store has conditional puts.
-    fn open(&self, probes: bool) -> Result<VersionRegistry, VolumeError> {
-        let store: Arc<dyn NamedStore> = match &self.place {
+    /// Opens it, with objects as they are stored; `probes`: it is tried whether the store has
+    /// conditional puts.
+    fn open_stored(&self, probes: bool) -> Result<Arc<dyn NamedStore>, VolumeError> {
+        match &self.place {
             ObjectsUrl::S3(s3) => {
                 let below = s3.clone().below(key::VERSIONS);
-                Arc::new(S3Named::open(below, probes).map_err(refused)?)
+                Ok(Arc::new(S3Named::open(below, probes).map_err(refused)?))
             }
             ObjectsUrl::Dir(objects) => {
                 let dir = objects.join(key::VERSIONS);
-                Arc::new(LocalNamed::open(&dir).map_err(|error| block_store(&dir, &error))?)
+                Ok(Arc::new(LocalNamed::open(&dir).map_err(|error| block_store(&dir, &error))?))
             }
-        };
-        let store = match &self.keys {
-            Some(keys) => Arc::new(EncryptedNamed::new(store, self.volume, keys.clone())),
-            None => store,
-        };
-        Ok(VersionRegistry::new(VersionPlace::new(store), self.volume))
+        }
+    }
+
+    /// The same to read; one for all callers.
+    fn stored(&self) -> Result<Arc<dyn NamedStore>, VolumeError> {
+        if let Some(store) = self.stored.get() {
+            return Ok(store.clone());
+        }
+        let store = self.open_stored(false)?;
+        Ok(self.stored.get_or_init(|| store).clone())
+    }
+
+    fn decrypted(&self, stored: Arc<dyn NamedStore>) -> VersionPlace {
+        VersionPlace::new(match &self.keys {
+            Some(keys) => Arc::new(EncryptedNamed::new(stored, self.volume, keys.clone())),
+            None => stored,
+        })
+    }
+
+    fn registry(&self, stored: Arc<dyn NamedStore>) -> VersionRegistry {
+        VersionRegistry::new(self.decrypted(stored), self.volume)
     }
 }
 
@@ -341,12 +373,7 @@ impl Storage {
         };
         let mut whole = Err("the mount has no cache directory; mount the volume with --cache-dir");
         if !options.cache_dirs.is_empty() {
-            let mut config = CacheOptions::new(options.cache_dirs.clone());
-            config.bytes = options.cache_bytes.unwrap_or(config.bytes);
-            config.free_space_ratio = options.free_space_ratio.unwrap_or(config.free_space_ratio);
-            config.fill_queue_bytes = options.memory.fill_bytes_max;
-            config.span.bytes_max = options.memory.fetch_bytes(config.span.bytes_max);
-            let cached = CachedStore::open(store, volume, config)
+            let cached = CachedStore::open(store, volume, cache_options(options))
                 .map_err(|error| VolumeError::Io(error.to_string()))?;
             whole = match descriptor
                 .coding
@@ -405,7 +432,30 @@ impl Storage {
     /// # Errors
     /// If their place cannot be reached.
     pub fn versions(&self) -> Result<VersionRegistry, VolumeError> {
-        self.versions.open(false)
+        Ok(self.versions.registry(self.versions.stored()?))
+    }
+
+    /// The place of the versions to read the tables of one: what is read is kept in the cache
+    /// directories, if there are any. Starts threads then.
+    ///
+    /// # Errors
+    /// As for [`Storage::versions`], and those of the cache.
+    pub fn version_tables(
+        &self,
+        id: &VersionId,
+        options: &StoreOptions,
+    ) -> Result<VersionPlace, VolumeError> {
+        let stored = self.versions.stored()?;
+        if options.cache_dirs.is_empty() {
+            return Ok(self.versions.decrypted(stored));
+        }
+        let names = NumberedNames { prefix: VersionPlace::tables_of(id) };
+        let mut cache = cache_options(options);
+        // Beside that of file data, and tables are small.
+        cache.fill_queue_bytes /= TABLES_PART;
+        let cached = CachedNamed::open(stored, *id, names, cache);
+        let cached = cached.map_err(|error| VolumeError::Io(error.to_string()))?;
+        Ok(self.versions.decrypted(Arc::new(cached)))
     }
 
     /// The same to publish one.
@@ -413,7 +463,7 @@ impl Storage {
     /// # Errors
     /// As there, and if the store has no conditional puts.
     pub fn versions_to_publish(&self) -> Result<VersionRegistry, VolumeError> {
-        self.versions.open(true)
+        Ok(self.versions.registry(self.versions.open_stored(true)?))
     }
 
     /// The versions of the volume at `dir`, without opening its objects.
@@ -427,7 +477,8 @@ impl Storage {
     ) -> Result<VersionRegistry, VolumeError> {
         check_reached(dir, descriptor, options)?;
         let place = ObjectsUrl::of(dir, &descriptor.settings, options)?;
-        VersionsUrl::of(place, descriptor, options.key_file.as_deref())?.open(false)
+        let versions = VersionsUrl::of(place, descriptor, options.key_file.as_deref())?;
+        Ok(versions.registry(versions.stored()?))
     }
 
     /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or

@@ -105,7 +105,8 @@ impl VersionUrl {
         let failed = |why: kestrel_engine::EngineError| VolumeError::Io(format!("{self}: {why}"));
         let found = registry.find(&self.name).map_err(failed)?;
         let manifest = found.ok_or_else(|| self.absent(&registry))?;
-        let engine = VersionEngine::new(registry.place(), &manifest, resources.metadata_bytes);
+        let tables = storage.version_tables(&manifest.id_bytes(), &resources.store)?;
+        let engine = VersionEngine::new(&tables, &manifest, resources.metadata_bytes);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = NodeConfig {
             workers: resources.workers,

@@ -64,6 +64,15 @@ pub trait NamedStore: Send + Sync {
     /// The store's, after all attempts; also if there is no such object.
     fn read_range(&self, name: &str, offset: u64, len: u64) -> Result<Bytes>;
 
+    /// Like [`NamedStore::read_range`], past every cache between; their copies of these bytes are
+    /// replaced or dropped. For bytes that did not match their checksum.
+    ///
+    /// # Errors
+    /// As for [`NamedStore::read_range`].
+    fn read_range_fresh(&self, name: &str, offset: u64, len: u64) -> Result<Bytes> {
+        self.read_range(name, offset, len)
+    }
+
     /// Names and sizes of all objects below a name, which ends in a slash.
     ///
     /// # Errors

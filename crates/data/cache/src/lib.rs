@@ -35,6 +35,7 @@
 //! | `completion`, `workers` | callbacks of the disk's reads; threads that wait for a disk |
 //! | `disk` | one directory: its files, its threads, making room |
 //! | `whole` | copies of whole files |
+//! | `named` | the same cache for objects with names: [`CachedNamed`] |
 //! | `local_cache` | the cache as warmup and `kestrel info` see it |
 //! | [`evict`], [`span`] | what to remove; how much to fetch (pure) |
 //! | `breaker` | when to leave a disk alone (pure) |
@@ -64,6 +65,7 @@ mod fill;
 mod flight;
 mod local_cache;
 mod lookup;
+mod named;
 mod object;
 pub mod options;
 pub mod page;
@@ -78,6 +80,7 @@ mod whole;
 mod workers;
 
 pub use faults::{DiskFaults, DiskOp};
+pub use named::{CachedNamed, NumberedNames};
 pub use options::CacheOptions;
 pub use span::SpanConfig;
 pub use store::{CachedStore, OpenError};

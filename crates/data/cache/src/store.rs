@@ -328,7 +328,7 @@ impl Core {
     }
 
     /// Removes an object's files from all disks, some time soon.
-    fn forget(self: &Arc<Self>, id: ObjectId) {
+    pub(crate) fn forget(self: &Arc<Self>, id: ObjectId) {
         if let Some(object) = self.table.find(id) {
             object.state.lock().forget_file();
         }

@@ -26,6 +26,9 @@ pub const TABLE_BYTES: usize = 32 << 20;
 const BLOOM_BITS: usize = 10;
 const BLOOM_HASHES: u64 = 7;
 
+/// What the names of tables begin with, below that of the node.
+pub const TABLES: &str = "table/";
+
 const MAGIC: &[u8; 8] = b"kstable\0";
 const FOOTER_BYTES: usize = 56;
 /// Head of a stored block: length of its rows, codec.
@@ -51,7 +54,7 @@ pub struct TableIdentity {
 impl TableIdentity {
     /// The name of the object, below that of the node.
     pub fn name(&self) -> String {
-        format!("table/{:016x}", self.id)
+        format!("{TABLES}{:016x}", self.id)
     }
 
     /// The checksum of something at a place in the object.

@@ -241,6 +241,18 @@ impl Tree {
         read.map_err(|why| failed(&*self.store, &why))
     }
 
+    /// The same past every cache.
+    fn fetch_fresh(
+        &self,
+        table: &Table,
+        offset: u64,
+        len: u64,
+    ) -> Result<bytes::Bytes, EngineError> {
+        let name = format!("{}{}", self.prefix, table.identity.name());
+        let read = self.health.watch(|| self.store.read_range_fresh(&name, offset, len));
+        read.map_err(|why| failed(&*self.store, &why))
+    }
+
     /// Reads something of a table and decodes it; once more if it is damaged: it may have been on
     /// its way only.
     fn read<T>(
@@ -251,7 +263,7 @@ impl Tree {
     ) -> Result<T, EngineError> {
         let first = decode(&self.fetch(table, offset, len)?);
         match first {
-            Err(EngineError::Corrupt(_)) => decode(&self.fetch(table, offset, len)?),
+            Err(EngineError::Corrupt(_)) => decode(&self.fetch_fresh(table, offset, len)?),
             other => other,
         }
     }

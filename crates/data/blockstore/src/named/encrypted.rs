@@ -270,8 +270,8 @@ impl EncryptedNamed {
         Ok(found)
     }
 
-    /// Bytes of an encrypted object.
-    fn read_chunks(&self, name: &str, offset: u64, len: u64) -> Result<Bytes> {
+    /// Bytes of an encrypted object; `fresh`: past every cache.
+    fn read_chunks(&self, name: &str, (offset, len): (u64, u64), fresh: bool) -> Result<Bytes> {
         let chunk_of = |at: u64| {
             u32::try_from(at / CHUNK_BYTES as u64)
                 .map_err(|_| Error::Invalid { what: "a range beyond the largest object" })
@@ -281,7 +281,10 @@ impl EncryptedNamed {
         };
         let (first, last) = (chunk_of(offset)?, chunk_of(end)?);
         let wanted = (u64::from(last - first) + 1) * STORED_BYTES as u64;
-        let stored = self.inner.read_range(name, stored_at(first), wanted)?;
+        let stored = match fresh {
+            false => self.inner.read_range(name, stored_at(first), wanted)?,
+            true => self.inner.read_range_fresh(name, stored_at(first), wanted)?,
+        };
         let plain = self.decrypt(name, first, &stored)?;
         let is_short = (stored.len() as u64) < wanted && !stored.is_empty();
         if is_short && stored.len().is_multiple_of(STORED_BYTES) {
@@ -338,10 +341,21 @@ impl NamedStore for EncryptedNamed {
         if !self.is_encrypted(name)? {
             return self.inner.read_range(name, offset, len);
         }
+        let plain = self.read_chunks(name, (offset, len), false);
+        if is_damage(&plain) {
+            return self.read_range_fresh(name, offset, len);
+        }
+        plain.map_err(|why| self.explain(name, why))
+    }
+
+    fn read_range_fresh(&self, name: &str, offset: u64, len: u64) -> Result<Bytes> {
+        if !self.is_encrypted(name)? {
+            return self.inner.read_range_fresh(name, offset, len);
+        }
         let mut reads = 0;
         loop {
             reads += 1;
-            let plain = self.read_chunks(name, offset, len);
+            let plain = self.read_chunks(name, (offset, len), true);
             if is_damage(&plain) && reads < READS_MAX {
                 continue;
             }

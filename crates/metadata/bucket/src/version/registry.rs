@@ -16,6 +16,7 @@ use kestrel_types::hex::{from_hex, to_hex};
 use super::{VersionId, VersionManifest, WRITER, check_name, cleaned_up};
 use crate::Uuid;
 use crate::health::{self, read_checked};
+use crate::table::TABLES;
 
 /// Where the names are.
 const NAMES: &str = "name/";
@@ -51,6 +52,11 @@ impl VersionPlace {
     /// The store.
     pub fn store(&self) -> &Arc<dyn NamedStore> {
         &self.store
+    }
+
+    /// What the names of a version's tables begin with, before their numbers as hexadecimal digits.
+    pub fn tables_of(id: &VersionId) -> String {
+        Self::part_of(id, TABLES)
     }
 
     /// What all objects of a version but its name begin with.
