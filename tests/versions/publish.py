@@ -335,7 +335,7 @@ def newer(path):
         text = file.read()
     assert text.count(b'"format":1') == 1
     with open(path, "wb") as file:
-        file.write(text.replace(b'"format":1', b'"format":2'))
+        file.write(text.replace(b'"format":1', b'"format":9'))
 
 
 def many(d, count):

@@ -500,7 +500,7 @@ wrong "half a manifest" dam@3 "version dam@3.*damaged"
 wrong "an empty manifest" dam@3 "version dam@3"
 cat "$WORK/manifest" >"$(manifest dam@3)"
 py newer "$(manifest dam@3)"
-wrong "a newer manifest" dam@3 "version dam@3.*format 2.*newer"
+wrong "a newer manifest" dam@3 "version dam@3.*format 9.*newer"
 # A version that is damaged or newer stands in the way of no other.
 check "publish beside it" k publish "$mnt/d" beside@1
 check "delete beside it" k version delete "$vol" dam@4
@@ -658,6 +658,34 @@ if [ -z "$SERVING" ]; then
     check "removed: no snapshot" soon same "$(held "$mnt/points")" ""
     check "no data is left" same "$(left)" "$(listed | wc -w)"
 fi
+
+echo "-- inputs and clones"
+mkdir "$mnt/raw"
+echo raw >"$mnt/raw/file"
+check "publish" k publish "$mnt/raw" raw@1
+check "publish with an input" k publish "$mnt/raw" clean@1 --input raw@1
+check "and one with two" k publish "$mnt/raw" set@1 --input clean@1 --input raw@1
+refuses "an input that there is not" "input none@1.*no version" \
+    k publish "$mnt/raw" bad@1 --input none@1
+refuses "one that is there twice" "raw@1 is there twice" \
+    k publish "$mnt/raw" bad@1 --input raw@1 --input raw@1
+check "neither was published" same "$(listed bad)" ""
+check "lineage" same "$(k version lineage "$vol" set@1)" $'set@1\n  clean@1\n    raw@1\n  raw@1'
+check "and what is made from one" prints "used by clean@1, set@1" k version lineage "$vol" raw@1
+check "an input is renamed" k version rename "$vol" raw@1 raw@old
+check "and another is deleted" k version delete "$vol" clean@1
+check "lineage" same "$(k version lineage "$vol" set@1)" $'set@1\n  clean@1  (deleted)\n  raw@old'
+check "a version is cloned" k clone "$(version set@1)" "$mnt/cloned"
+check "and has its file" test "$(cat "$mnt/cloned/file")" = raw
+echo more >"$mnt/cloned/file"
+check "the version does not change" same "$(cat "$mnt/raw/file")" raw
+refuses "a clone of a version that there is not" "no version never@1" \
+    k clone "$(version never@1)" "$mnt/cloned-2"
+refuses "a clone with a name that is taken" "taken" k clone "$(version set@1)" "$mnt/cloned"
+check "a clone without a mount's path" k clone "$(version set@1)" "$(place cloned-3)" --eager
+check "and has its file" test "$(cat "$mnt/cloned-3/file")" = raw
+k rm -r "$mnt/cloned" "$mnt/cloned-3" "$mnt/raw"
+for name in set@1 raw@old; do k version delete "$vol" "$name"; done
 
 echo "-- cleaned up while it is written"
 for n in 1 2 3; do

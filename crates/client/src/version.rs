@@ -34,8 +34,8 @@ mod url;
 pub use self::publish::{Publication, PublishError, publish};
 pub use self::url::VersionUrl;
 pub use kestrel_bucket::version::{
-    VersionFigures, VersionId, VersionManifest, VersionRegistry, VersionSource, VersionWriter,
-    check_name,
+    VersionFigures, VersionId, VersionInput, VersionManifest, VersionRegistry, VersionSource,
+    VersionWriter, check_name,
 };
 
 /// How a process names itself to a server that it asks what the volume is.

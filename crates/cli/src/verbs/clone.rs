@@ -9,8 +9,10 @@ use std::path::Path;
 use clap::Args;
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::state_dir::is_bucket_url;
+use kestrel_client::version::{self, VersionUrl};
 use kestrel_daemon::ask::path_value;
 use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_types::hex::to_hex;
 use kestrel_types::name::Name;
 use serde_json::{Value, json};
 
@@ -26,15 +28,18 @@ const VERB: &str = "clone";
   kestrel clone /mnt/data/train /mnt/data/train-relabelled
   kestrel clone /mnt/data/train@before-cleaning /mnt/data/restored
   kestrel clone /data/vol:/train /data/vol:/copy
+  kestrel clone /data/vol//imagenet@v3 /mnt/data/imagenet-relabelled
   kestrel clone --eager /mnt/data/train /mnt/data/copy
 
 The clone is made at once, whatever the tree's size. Below it, a directory gets its names when it is
 first looked at, and in the background. SRC@NAME is the directory as it was at a snapshot; the
 snapshot can be removed at once. Owners, modes, times, extended attributes, policies and hard links
 inside the tree are those of the source, ctime is the time of the clone. The source's owner and root
-may clone it; others copy what they may read: cp -a --reflink. docs/datasets.md tells more.")]
+may clone it; others copy what they may read: cp -a --reflink. VOLUME//NAME is a published version
+of the volume; its publisher and root may clone it. docs/datasets.md tells more.")]
 pub struct CloneArgs {
-    /// The directory, of now or of a snapshot: a path in a mount, or VOLUME:/dir
+    /// The directory, of now or of a snapshot: a path in a mount, or VOLUME:/dir; or a published
+    /// version, VOLUME//NAME
     #[arg(value_name = "SRC[@NAME]")]
     source: OsString,
     /// The clone: a name that is free, in the same volume
@@ -112,17 +117,55 @@ fn parent_in_mount(source: &Path, above: &Path, target: &OsStr) -> Result<u64, F
 
 /// Does it.
 pub fn run(args: &CloneArgs) -> Result<ExitStatus, Failure> {
+    if let Some(text) = args.source.to_str()
+        && let Some(url) = VersionUrl::parse(text).map_err(|why| Failure::new(VERB, why))?
+    {
+        return clone_version(&url, args);
+    }
     let (dir, snapshot) = source_of(&args.source);
     if Path::new(&dir).is_file() {
         let shown = dir.to_string_lossy();
         let why = "only directories are cloned; copy a file with cp --reflink";
         return Err(Failure::new(VERB, format!("{shown}: {why}")));
     }
-    let mut place = Place::of(&dir, &args.store.store()).map_err(|why| why.of(VERB))?;
+    let place = Place::of(&dir, &args.store.store()).map_err(|why| why.of(VERB))?;
     let volume = split(dir.as_bytes()).map_or(dir.as_bytes().into(), |(volume, _)| volume);
     let (to, name) = target_of(&place, OsStr::from_bytes(&volume), &args.target)?;
     let snapshot = snapshot.map(|name| path_value(name.as_bytes()));
     let question = json!({ "act": "clone", "snapshot": snapshot, "to": to, "name": name });
+    make(place, question, args)
+}
+
+/// Makes a clone of a published version.
+fn clone_version(url: &VersionUrl, args: &CloneArgs) -> Result<ExitStatus, Failure> {
+    let bad =
+        |why: &str| Failure::usage(format!("{VERB}: {}: {why}", args.target.to_string_lossy()));
+    let store = args.store.store();
+    let registry = version::registry(&url.volume, &store.options());
+    let registry = registry.map_err(|why| Failure::new(VERB, why))?;
+    let (volume, path) = match split(args.target.as_bytes()) {
+        Some((volume, path)) => (Some(volume), Path::new(OsStr::from_bytes(path))),
+        None => (None, Path::new(&args.target)),
+    };
+    let name = path.file_name().ok_or_else(|| bad("the clone needs a name"))?;
+    let name = Name::new(name.as_bytes()).map_err(|why| bad(&why.reason))?;
+    let above = path.parent().unwrap_or(Path::new("")).as_os_str();
+    let above: OsString = match &volume {
+        Some(volume) => OsStr::from_bytes(&[volume, &b":"[..], above.as_bytes()].concat()).into(),
+        None if above.is_empty() => ".".into(),
+        None => above.into(),
+    };
+    let place = Place::of(&above, &store).map_err(|why| why.of(VERB))?;
+    let question = json!({
+        "act": "version-clone",
+        "volume": to_hex(registry.volume()),
+        "version": url.name,
+        "name": path_value(name.as_bytes()),
+    });
+    make(place, question, args)
+}
+
+fn make(mut place: Place, question: Value, args: &CloneArgs) -> Result<ExitStatus, Failure> {
     let made = place.ask(question).map_err(|why| why.of(VERB))?;
     if args.eager {
         finish(&mut place, &made["dir"])?;

@@ -25,6 +25,7 @@ const VERB: &str = "publish";
   kestrel publish /mnt/data/imagenet imagenet@v3
   kestrel publish /mnt/data/imagenet@cleaned imagenet@v3
   kestrel publish kestrel://10.0.0.1/photos:/train train@1
+  kestrel publish /mnt/data/cleaned imagenet@v4 --input imagenet@v3 --input labels@2
   kestrel mount /data/vol//imagenet@v3 /mnt/imagenet
 
 A version is the tree of a directory at one moment, or at the snapshot SNAP. It never changes. Its
@@ -38,6 +39,10 @@ pub struct PublishArgs {
     dir: OsString,
     /// The version's name, which must be free: as imagenet@v3
     name: String,
+    /// A version that this one was made from, by its name; may be repeated, and is only written
+    /// down: `kestrel version lineage` shows it
+    #[arg(long = "input", value_name = "VERSION")]
+    inputs: Vec<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -51,7 +56,9 @@ pub fn run(args: &PublishArgs) -> Result<ExitStatus, Failure> {
     let (dir, snapshot) = source_of(&args.dir);
     let mut place = Place::of(&dir, &args.store.store()).map_err(|why| why.of(VERB))?;
     let snapshot = snapshot.map(|name| path_value(name.as_bytes()));
-    let question = json!({ "act": "version-publish", "snapshot": snapshot, "name": args.name });
+    let question = json!({
+        "act": "version-publish", "snapshot": snapshot, "name": args.name, "inputs": args.inputs,
+    });
     let shows = std::io::stderr().is_terminal();
     let mut shown = false;
     let made = place.ask_at_length(question, &mut |event: Value| {

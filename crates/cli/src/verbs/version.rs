@@ -14,6 +14,8 @@ use kestrel_daemon::snapshots::versions::describe;
 use kestrel_daemon::units::{bytes, duration_arg};
 use serde_json::{Value, json};
 
+mod lineage;
+
 use super::snapshot::KeyArgs;
 use super::snapshot::place::Place;
 use super::{mount_above, print_json};
@@ -28,11 +30,12 @@ const VERB: &str = "version";
   kestrel version list /mnt/data
   kestrel version list 's3://bucket/photos?region=eu-1' imagenet
   kestrel version info kestrel://meta1/photos imagenet@v3
+  kestrel version lineage /data/vol imagenet@v4
   kestrel version delete /data/vol imagenet@v1
 
-A volume is a path in a mount, its directory, s3://… or kestrel://…. list and info read the store
-and ask no process that has the volume open. `kestrel version` alone prints the version of this
-program.")]
+A volume is a path in a mount, its directory, s3://… or kestrel://…. list, info and lineage read the
+store and ask no process that has the volume open. `kestrel version` alone prints the version of
+this program.")]
 pub struct VersionArgs {
     #[command(subcommand)]
     action: Action,
@@ -42,6 +45,7 @@ pub struct VersionArgs {
 enum Action {
     List(ListArgs),
     Info(InfoArgs),
+    Lineage(LineageArgs),
     Rename(RenameArgs),
     Delete(DeleteArgs),
     Clean(CleanArgs),
@@ -65,6 +69,25 @@ struct ListArgs {
 /// Show a version: how much is in it, and which snapshot keeps its data.
 #[derive(Debug, Args)]
 struct InfoArgs {
+    /// The volume
+    volume: OsString,
+    /// The version
+    name: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: KeyArgs,
+}
+
+/// Show which versions a version was made from, and those which versions, and which were made from
+/// it.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Inputs are what `kestrel publish --input` was told. An input that was deleted
+is shown with the name that it had; its own inputs are not known any more."
+)]
+struct LineageArgs {
     /// The volume
     volume: OsString,
     /// The version
@@ -172,6 +195,7 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
                 false => print_info(&found),
             }
         }
+        Action::Lineage(args) => return lineage(args),
         Action::Rename(args) => {
             check_name(&args.to).map_err(|why| Failure::usage(format!("{VERB}: {why}")))?;
             let question = json!({ "act": "version-rename", "name": args.name, "to": args.to });
@@ -194,6 +218,26 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
         }
     }
     Ok(ExitStatus::Good)
+}
+
+fn lineage(args: &LineageArgs) -> Result<ExitStatus, Failure> {
+    let registry = registry(&args.volume, &args.store)?;
+    let of = find(&registry, &args.name)?;
+    let (mut versions, mut status) = (lineage::Versions::new(), ExitStatus::Good);
+    for name in registry.names("").map_err(fail)? {
+        match registry.find(&name) {
+            Ok(found) => versions.extend(found.map(|found| (found.id.clone(), found))),
+            Err(why) => {
+                eprintln!("kestrel {VERB}: {why}");
+                status = ExitStatus::Bad;
+            }
+        }
+    }
+    match args.json {
+        true => print_json(&lineage::describe(&versions, &of)),
+        false => lineage::print(&versions, &of),
+    }
+    Ok(status)
 }
 
 fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
@@ -243,5 +287,8 @@ fn print_info(one: &VersionManifest) {
     println!("  directories  {}", one.figures.directories);
     println!("  bytes        {}", bytes(one.figures.bytes));
     println!("  tables       {} of {}", one.tables(), bytes(one.table_bytes()));
+    for input in one.inputs() {
+        println!("  input        {}", input.name);
+    }
     println!("  snapshot     {snapshot} of directory #{}{owned}", one.source.snapshot_dir);
 }

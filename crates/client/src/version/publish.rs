@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use kestrel_bucket::version::{VersionFigures, VersionId, VersionManifest, VersionWriter};
+use kestrel_bucket::version::{
+    VersionFigures, VersionId, VersionInput, VersionManifest, VersionWriter,
+};
 use kestrel_bucket::version::{VersionRegistry, VersionSource};
 use kestrel_engine::EngineError;
 use kestrel_meta::node::Node;
@@ -44,6 +46,8 @@ pub struct Publication {
     pub id: VersionId,
     /// The directory, and the snapshot at which it is read.
     pub source: VersionSource,
+    /// Versions that it was made from.
+    pub inputs: Vec<VersionInput>,
     /// The user that publishes it.
     pub user: u32,
 }
@@ -191,6 +195,9 @@ fn write(
     (writer, what): (VersionWriter, &Publication),
     progress: &mut dyn FnMut(&VersionFigures),
 ) -> Result<VersionManifest, PublishError> {
+    let manifest = VersionManifest::new(&what.name, volume, &what.id, what.source.clone());
+    let manifest = manifest.with_inputs(what.inputs.clone());
+    let mut manifest = manifest.map_err(|why| PublishError::Failed(VolumeError::Invalid(why)))?;
     let reader = TreeReader { fs, at: what.source.snapshot, creds: Creds::root() };
     let mut walk = TreeWriter {
         reader: &reader,
@@ -201,7 +208,6 @@ fn write(
         sums: HashMap::new(),
     };
     walk.tree(what.source.dir, progress)?;
-    let mut manifest = VersionManifest::new(&what.name, volume, &what.id, what.source.clone());
     manifest.created = SystemClock.now();
     manifest.user = what.user;
     manifest.figures = walk.figures;

@@ -41,7 +41,7 @@ use kestrel_types::request::{Answer, Op};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use serde_json::{Value, json};
 
-use super::calls::{SnapshotCalls, creds_of, told};
+use super::calls::{SnapshotCalls, clone_told, creds_of, told};
 use super::content::{FileAt, changed_ranges};
 use super::listing::{self, Detail};
 use super::named::{after_of, directory, name_of, shown_name, snapshot_of};
@@ -263,15 +263,6 @@ fn clone_dir(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, Strin
     let place = PathRef::new(parent, name_of(question, "name")?);
     let made = calls.clone_dir((source, at), place).map_err(|why| clone_told(&why))?;
     Ok(json!({ "dir": made.ino }))
-}
-
-/// What a clone fails with: the place of the clone is meant, not a snapshot.
-fn clone_told(why: &FsError) -> String {
-    match why.errno {
-        libc::EEXIST => "the name of the clone is taken; choose another one".into(),
-        libc::EACCES => format!("{}; the clone's directory must be writable", why.reason),
-        _ => why.reason.to_string(),
-    }
 }
 
 fn usage(calls: &SnapshotCalls<'_>, question: &Value) -> Result<Value, String> {

@@ -223,3 +223,12 @@ pub fn told(why: &FsError) -> String {
     let hint = if why.reason.contains('`') || why.reason.contains(';') { "" } else { hint };
     format!("{}{hint}", why.reason)
 }
+
+/// What a clone fails with: the place of the clone is meant, not a snapshot.
+pub fn clone_told(why: &FsError) -> String {
+    match why.errno {
+        libc::EEXIST => "the name of the clone is taken; choose another one".into(),
+        libc::EACCES => format!("{}; the clone's directory must be writable", why.reason),
+        _ => why.reason.to_string(),
+    }
+}

@@ -2,7 +2,8 @@
 //!
 //! | act | further fields | answer |
 //! | --- | --- | --- |
-//! | `version-publish` | directory, `snapshot` or `null`, `name` | the version |
+//! | `version-publish` | directory, `snapshot` or `null`, `name`, `inputs`: names | the version |
+//! | `version-clone` | directory, `volume`: identity, `version`: name, `name` | `{"dir": number}` |
 //! | `version-rename` | `name`, `to` | `null` |
 //! | `version-delete` | `name` | `null` |
 //! | `version-clean` | `older`: seconds | `{"removed": count, "released": count}` |
@@ -20,19 +21,19 @@ use std::time::{Duration, Instant};
 use kestrel_client::descriptor::random;
 use kestrel_client::storage::Storage;
 use kestrel_client::version::{
-    Publication, PublishError, VersionFigures, VersionId, VersionManifest, VersionRegistry,
-    VersionSource, VersionWriter, check_name, publish,
+    Publication, PublishError, VersionFigures, VersionId, VersionInput, VersionManifest,
+    VersionRegistry, VersionSource, VersionWriter, check_name, publish,
 };
 use kestrel_engine::EngineError;
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::Name;
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::snapshot::SnapshotInfo;
 use serde_json::{Value, json};
 
-use super::calls::{SnapshotCalls, told};
+use super::calls::{SnapshotCalls, clone_told, told};
 use super::named::{directory, find_snapshot, name_of};
 use crate::ask::path_value;
 use crate::logger::utc;
@@ -59,6 +60,7 @@ pub fn answer(
     let registry = || storage.versions().map_err(|why| why.to_string());
     match question["act"].as_str().unwrap_or_default() {
         "version-publish" => make(calls, storage, question, tell),
+        "version-clone" => clone_version(calls, &registry()?, question),
         "version-rename" => {
             let (registry, to) = (registry()?, text(question, "to")?);
             check_name(&to)?;
@@ -107,6 +109,8 @@ pub fn describe(version: &VersionManifest) -> Value {
         "created": utc(version.created),
         "created_ns": version.created,
         "user": version.user,
+        "inputs": version.inputs().iter().map(|input| json!({ "name": input.name, "id": input.id }))
+            .collect::<Vec<Value>>(),
         "files": files,
         "directories": directories,
         "bytes": bytes,
@@ -152,6 +156,47 @@ fn own_version(
     Ok(found)
 }
 
+/// The versions that a publisher says that its version is made from.
+fn inputs_of(registry: &VersionRegistry, question: &Value) -> Result<Vec<VersionInput>, String> {
+    let names = question["inputs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let input = |name: &Value| {
+        let name = name.as_str().ok_or("an input of the question is no name")?;
+        let found = registry.find(name).map_err(|why| why.to_string())?;
+        let found =
+            found.ok_or_else(|| format!("input {name}: there is no version of this name"))?;
+        Ok(VersionInput { id: found.id, name: found.name })
+    };
+    names.iter().map(input).collect()
+}
+
+/// Makes a clone of what a version was made from, in the live tree.
+fn clone_version(
+    calls: &SnapshotCalls<'_>,
+    registry: &VersionRegistry,
+    question: &Value,
+) -> Result<Value, String> {
+    let volume = to_hex(registry.volume());
+    if question["volume"] != *volume {
+        return Err(format!(
+            "the version is of the volume {}, and the clone would lie in {volume}; clone within \
+             one volume, or copy from a mount of the version",
+            question["volume"].as_str().unwrap_or("?")
+        ));
+    }
+    let found = own_version(calls, registry, &text(question, "version")?)?;
+    let VersionSource { dir, snapshot, .. } = found.source;
+    let place = PathRef::new(directory(calls, question)?, name_of(question, "name")?);
+    let made = calls.clone_dir((dir, Some(snapshot)), place).map_err(|why| match why.errno {
+        libc::ENOENT | libc::ESTALE => format!(
+            "{}; the directory that the version was made from may be gone: copy from a mount of \
+             the version",
+            why.reason
+        ),
+        _ => clone_told(&why),
+    })?;
+    Ok(json!({ "dir": made.ino }))
+}
+
 /// The snapshot to publish: the one that is named as `.snap` shows it, or a new one.
 fn snapshot_for(
     calls: &SnapshotCalls<'_>,
@@ -181,6 +226,7 @@ fn make(
     if registry.find(&name).map_err(|why| why.to_string())?.is_some() {
         return Err(taken(&name));
     }
+    let inputs = inputs_of(&registry, question)?;
     let dir = directory(calls, question)?;
     let id: VersionId = random().map_err(|why| why.to_string())?;
     let (snapshot, owned) = snapshot_for(calls, dir, question, &id)?;
@@ -200,8 +246,8 @@ fn make(
         held.map(|()| writer).map_err(|why| told(&why))
     });
     let published = held.and_then(|writer| {
-        let what =
-            Publication { name: name.clone(), id, source: source.clone(), user: calls.creds().uid };
+        let (user, source) = (calls.creds().uid, source.clone());
+        let what = Publication { name: name.clone(), id, source, inputs, user };
         let mut told = Instant::now();
         let mut progress = |done: &VersionFigures| {
             if told.elapsed() >= TELL_EVERY {

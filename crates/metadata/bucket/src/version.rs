@@ -21,7 +21,8 @@ mod writer;
 
 pub use engine::VersionEngine;
 pub use manifest::{
-    NAME_BYTES_MAX, VersionFigures, VersionId, VersionManifest, VersionSource, check_name,
+    INPUTS_MAX, NAME_BYTES_MAX, VersionFigures, VersionId, VersionInput, VersionManifest,
+    VersionSource, check_name,
 };
 pub use registry::{VersionPlace, VersionRegistry};
 pub use writer::VersionWriter;

@@ -1,5 +1,7 @@
 //! What a version is, and which tables have its rows.
 
+use std::collections::HashSet;
+
 use kestrel_engine::EngineError;
 use kestrel_types::hex::to_hex;
 use serde::{Deserialize, Serialize};
@@ -12,8 +14,14 @@ use crate::table::{TableRecord, is_run};
 /// What every manifest of a version begins with.
 const MAGIC: &str = "kestrelfs-version";
 
-/// Version of the format of manifest and tables.
+/// Version of the format of manifests that name no inputs, which any program reads.
 const FORMAT: u32 = 1;
+
+/// The same of those that do.
+const FORMAT_INPUTS: u32 = 2;
+
+/// Most inputs of a version.
+pub const INPUTS_MAX: usize = 1000;
 
 /// Longest name of a version, bytes: twice as many digits are the name of a file.
 pub const NAME_BYTES_MAX: usize = 120;
@@ -55,6 +63,16 @@ pub struct VersionSource {
     pub owned: bool,
 }
 
+/// A version that another one was made from, as its publisher said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VersionInput {
+    /// [`VersionId`], 32 hexadecimal digits.
+    pub id: String,
+    /// Its name at that time.
+    pub name: String,
+}
+
 /// How much is in a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -85,6 +103,9 @@ pub struct VersionManifest {
     pub user: u32,
     /// What it was made from.
     pub source: VersionSource,
+    /// Versions that it was made from, in the order that the publisher gave.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    inputs: Vec<VersionInput>,
     /// How much is in it.
     pub figures: VersionFigures,
     /// Rows in its tables.
@@ -114,11 +135,28 @@ impl VersionManifest {
             created: 0,
             user: 0,
             source,
+            inputs: Vec::new(),
             figures: VersionFigures::default(),
             rows: 0,
             runs: Vec::new(),
             checksum: String::new(),
         }
+    }
+
+    /// The same, made from these versions.
+    ///
+    /// # Errors
+    /// If one is there twice, or there are more than [`INPUTS_MAX`].
+    pub fn with_inputs(mut self, inputs: Vec<VersionInput>) -> Result<Self, String> {
+        check_inputs(&inputs).map_err(|why| format!("version {}: {why}", self.name))?;
+        self.format = if inputs.is_empty() { FORMAT } else { FORMAT_INPUTS };
+        self.inputs = inputs;
+        Ok(self)
+    }
+
+    /// Versions that it was made from, in the order that the publisher gave.
+    pub fn inputs(&self) -> &[VersionInput] {
+        &self.inputs
     }
 
     /// Its identity as bytes.
@@ -163,7 +201,7 @@ impl VersionManifest {
         if version.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
-        if version.format != FORMAT {
+        if ![FORMAT, FORMAT_INPUTS].contains(&version.format) {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
                 version.format
@@ -180,6 +218,13 @@ impl VersionManifest {
             |text: &str| kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16);
         if !is_id(&found.id) || !is_id(&found.volume) {
             return Err(bad("it has no identity"));
+        }
+        if (found.format == FORMAT) != found.inputs.is_empty() {
+            return Err(bad("its format and its inputs contradict each other"));
+        }
+        check_inputs(&found.inputs).map_err(|why| bad(&why))?;
+        if !found.inputs.iter().all(|input| is_id(&input.id) && check_name(&input.name).is_ok()) {
+            return Err(bad("an input has no identity or name"));
         }
         if !found.runs.iter().all(|run| is_run(run)) {
             return Err(bad("its tables overlap"));
@@ -201,6 +246,18 @@ impl VersionManifest {
             self.volume,
             to_hex(volume)
         )))
+    }
+}
+
+/// Fails for inputs that cannot be.
+fn check_inputs(inputs: &[VersionInput]) -> Result<(), String> {
+    if inputs.len() > INPUTS_MAX {
+        return Err(format!("{} inputs; a version has at most {INPUTS_MAX}", inputs.len()));
+    }
+    let mut seen = HashSet::new();
+    match inputs.iter().find(|input| !seen.insert(&input.id)) {
+        Some(twice) => Err(format!("input {} is there twice", twice.name)),
+        None => Ok(()),
     }
 }
 
@@ -246,12 +303,32 @@ mod tests {
         assert!(matches!(other, Err(EngineError::Corrupt(_))));
     }
 
+    /// A manifest with inputs is read as it was written, and refused by older programs by its
+    /// format; one without has the older format. No input is there twice.
+    #[test]
+    fn manifests_with_inputs() {
+        let input =
+            |byte: u8, name: &str| VersionInput { id: to_hex(&[byte; 16]), name: name.into() };
+        let inputs = vec![input(1, "raw@1"), input(2, "labels@2")];
+        let made = sample().with_inputs(inputs.clone()).unwrap();
+        let read = VersionManifest::decode("imagenet@v3", &made.encode()).unwrap();
+        assert_eq!((read.inputs(), read.format), (&inputs[..], 2));
+        let none = sample().with_inputs(Vec::new()).unwrap();
+        assert_eq!((none.encode(), none.format), (sample().encode(), 1));
+        assert!(sample().with_inputs(vec![input(1, "a"), input(1, "b")]).is_err());
+        assert!(sample().with_inputs(vec![input(1, "a"); INPUTS_MAX + 1]).is_err());
+        for (format, inputs) in [(1, inputs), (2, Vec::new())] {
+            let bad = VersionManifest { format, inputs, ..sample() };
+            assert!(VersionManifest::decode("imagenet@v3", &bad.encode()).is_err());
+        }
+    }
+
     /// A manifest of a newer format is refused by that, whatever else is in it.
     #[test]
     fn newer_manifest() {
-        let text = br#"{"magic":"kestrelfs-version","format":2,"news":true}"#;
+        let text = br#"{"magic":"kestrelfs-version","format":3,"news":true}"#;
         let why = VersionManifest::decode("a", text).unwrap_err();
-        assert!(matches!(&why, EngineError::Refused(why) if why.contains("format 2")), "{why}");
+        assert!(matches!(&why, EngineError::Refused(why) if why.contains("format 3")), "{why}");
     }
 
     #[test]
