@@ -23,7 +23,7 @@ use log::LevelFilter;
 
 use crate::args::file::{self, bounded};
 use crate::args::store::StoreArgs;
-use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs, RoleArg, TlsArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs, RoleArg, TlsArgs};
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Clone, Args)]
@@ -129,6 +129,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]
+    pub log_dir: LogDirArgs,
+    #[command(flatten)]
     pub store: StoreArgs,
     #[command(flatten)]
     pub dumps: BackupScheduleArgs,
@@ -158,6 +160,7 @@ impl ServeArgs {
             batch_max: self.batch_max,
             process: self.process.options(),
             store: self.store.options(),
+            log_dir: self.log_dir.settings(),
             dumps: self.dumps.options(),
             leftovers: self.leftovers.options(),
             stands_in: None,
