@@ -135,7 +135,7 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
         std::thread::sleep(Duration::from_millis(10));
     }
     // A log directory is remembered until the bucket has everything.
-    if let Ok(Some(log_dir)) = remembered(&volume.join(NOTE_NAME)) {
+    if let Ok(Some(log_dir)) = remembered(&volume.join(NOTE_NAME), None) {
         return Err(fail(&format!(
             "{}: unmounted, but changes in {} are not in the bucket; the next mount on this \
              machine uploads them; why is in the mount's log",

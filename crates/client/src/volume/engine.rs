@@ -7,7 +7,7 @@ use std::time::Duration;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_bucket::log_dir::{LogDirOptions, NOTE_NAME, remembered};
 use kestrel_bucket::{BucketEngine, BucketOptions};
-use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions, Uuid};
 use kestrel_engine::{BeforeSync, Engine, EngineError, Mutation};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
 use kestrel_postgres::{PgEngine, PgOptions};
@@ -61,7 +61,7 @@ pub(super) fn open(
         }
         RowsAt::Bucket(place) => {
             let options = BucketOptions { memory_bytes: resources.metadata_bytes, take_over };
-            let Some(log_dir) = log_dir(dir, resources).map_err(failed)? else {
+            let Some(log_dir) = log_dir(dir, &uuid, resources).map_err(failed)? else {
                 let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
                 return Ok(Arc::new(engine.map_err(failed)?));
             };
@@ -105,10 +105,14 @@ fn may_have_log_dir(dir: &Path, descriptor: &Descriptor) -> Result<(), VolumeErr
 
 /// The log directory to be used: the one that is given, or one that a process on this machine has
 /// left with changes that are perhaps not in the bucket.
-fn log_dir(dir: &Path, resources: &Resources) -> Result<Option<LogDirOptions>, EngineError> {
+fn log_dir(
+    dir: &Path,
+    uuid: &Uuid,
+    resources: &Resources,
+) -> Result<Option<LogDirOptions>, EngineError> {
     let LogDirSettings { dir: given, upload_every, discard } = resources.log_dir.clone();
     let note = dir.join(NOTE_NAME);
-    let left = remembered(&note)?;
+    let left = remembered(&note, Some(uuid))?;
     let resolved = |dir: PathBuf| std::fs::canonicalize(&dir).unwrap_or(dir);
     let dir = match (given.map(resolved), left.map(resolved)) {
         (Some(given), Some(left)) if given != left => {

@@ -6,6 +6,7 @@
 //! | `kestrel-log.lock` | locked by the process that uses the directory |
 //! | `kestrel-log/owner.json` | [`Owner`]: whose batches these are |
 //! | `kestrel-log/log/` | the batches: a [`LocalLog`] |
+//! | `kestrel-log/uploaded` | the time of the last upload, for messages |
 //! | `kestrel-log.aside-N` | a log with batches that could not be brought into the volume |
 //!
 //! **Whether batches still fit the volume** is decided by the manifest in the bucket. It has a
@@ -49,11 +50,12 @@ const LOCK: &str = "kestrel-log.lock";
 const HOME: &str = "kestrel-log";
 const OWNER: &str = "owner.json";
 const LOG: &str = "log";
+const UPLOADED: &str = "uploaded";
 
 /// Free bytes of the disk that only what frees space may use.
 const RESERVE_BYTES: u64 = 16 << 20;
 /// Longest wait for a process that has let go of the directory and is still ending.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// What a user can do about a log that does not fit.
 const DISCARD: &str = "`kestrel mount … --discard-log` sets the log aside (nothing of it is \
@@ -99,6 +101,8 @@ struct Version {
 struct Note {
     magic: String,
     format: u32,
+    /// Identity of the volume, as in [`Owner`].
+    volume: String,
     dir: PathBuf,
 }
 
@@ -190,11 +194,11 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, EngineError> {
 }
 
 /// The log directory that a note names, if there is the note: it may have batches that the bucket
-/// does not have.
+/// does not have. `uuid`: a note of another volume, which was here before, goes.
 ///
 /// # Errors
 /// If the note cannot be read, or a newer program wrote it.
-pub fn remembered(note: &Path) -> Result<Option<PathBuf>, EngineError> {
+pub fn remembered(note: &Path, uuid: Option<&Uuid>) -> Result<Option<PathBuf>, EngineError> {
     let Some(bytes) = read(note)? else { return Ok(None) };
     let bad = |why: String| {
         EngineError::Corrupt(format!(
@@ -209,6 +213,11 @@ pub fn remembered(note: &Path) -> Result<Option<PathBuf>, EngineError> {
     }
     check_format(version.format, note)?;
     let found: Note = serde_json::from_slice(&bytes).map_err(|why| bad(why.to_string()))?;
+    if uuid.is_some_and(|uuid| to_hex(uuid) != found.volume) {
+        log::warn!("{} is of the volume {}, and goes", note.display(), found.volume);
+        fs::remove_file(note).map_err(|why| failed("removing", note, &why))?;
+        return Ok(None);
+    }
     Ok(Some(found.dir))
 }
 
@@ -231,7 +240,9 @@ impl LogDir {
     pub fn open(options: LogDirOptions, uuid: Uuid, node: u32) -> Result<Self, EngineError> {
         let dir = &options.dir;
         let home = dir.join(HOME);
-        if remembered(&options.note)?.as_ref() == Some(dir) && !home.join(OWNER).exists() {
+        if remembered(&options.note, Some(&uuid))?.as_ref() == Some(dir)
+            && !home.join(OWNER).exists()
+        {
             if !options.discard {
                 return Err(EngineError::Refused(format!(
                     "log directory: {} is gone, where the last process here kept changes that may \
@@ -349,7 +360,8 @@ impl LogDir {
         (self.owner.openings, self.owner.epoch) = (vec![opening], epoch);
         self.write()?;
         let dir = fs::canonicalize(&self.options.dir).unwrap_or(self.options.dir.clone());
-        let note = Note { magic: NOTE_MAGIC.into(), format: FORMAT, dir };
+        let (magic, volume) = (NOTE_MAGIC.into(), to_hex(&self.uuid));
+        let note = Note { magic, format: FORMAT, volume, dir };
         // A path that is no text is refused where it is given.
         let text = serde_json::to_vec(&note).unwrap_or_default();
         replace(&self.options.note, &text)
@@ -390,7 +402,7 @@ impl LogDir {
         let bytes: usize =
             lost.iter().map(|one| kestrel_engine::elsewhere::queued_bytes(&one.mutations)).sum();
         let age = match self.last_upload_age() {
-            Some(seconds) => format!("made after the last upload, {seconds} s ago"),
+            Some(seconds) => format!("made after the last upload {seconds} s ago"),
             None => "made after the last upload".into(),
         };
         let what = format!(
@@ -407,12 +419,20 @@ impl LogDir {
         self.set_aside()
     }
 
+    /// Notes the time of an upload, for messages.
+    pub fn uploaded(&self) {
+        // Nothing depends on it.
+        let _ = fs::write(self.uploaded_path(), SystemClock.now().to_string());
+    }
+
+    fn uploaded_path(&self) -> PathBuf {
+        self.options.dir.join(HOME).join(UPLOADED)
+    }
+
     /// How long ago, in seconds, an upload was noted last.
     fn last_upload_age(&self) -> Option<i64> {
-        let meta = fs::metadata(self.log_path().join("checkpoint")).ok()?;
-        let modified = meta.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-        let modified = i64::try_from(modified.as_secs()).ok()?;
-        Some((SystemClock.now() / SECOND - modified).max(0))
+        let noted = fs::read_to_string(self.uploaded_path()).ok()?;
+        Some((SystemClock.now() - noted.parse::<i64>().ok()?).max(0) / SECOND)
     }
 
     /// Keeps the log under another name, and begins anew.
@@ -519,23 +539,26 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let plain = options(parent.path(), false);
         let mut dir = LogDir::open(plain.clone(), UUID, 0).unwrap();
-        assert_eq!(remembered(&plain.note), Ok(None));
+        assert_eq!(remembered(&plain.note, Some(&UUID)), Ok(None));
         dir.begin(1).unwrap();
         dir.claimed(1, 2).unwrap();
         drop(dir);
-        assert_eq!(remembered(&plain.note), Ok(Some(plain.dir.clone())));
+        assert_eq!(remembered(&plain.note, Some(&UUID)), Ok(Some(plain.dir.clone())));
         let dir = LogDir::open(plain.clone(), UUID, 0).unwrap();
         assert!(dir.knows(1) && !dir.knows(2) && dir.epoch() == 2);
         dir.end().unwrap();
         drop(dir);
-        assert_eq!(remembered(&plain.note), Ok(None));
+        assert_eq!(remembered(&plain.note, Some(&UUID)), Ok(None));
         let mut dir = LogDir::open(plain.clone(), UUID, 0).unwrap();
         dir.begin(3).unwrap();
         dir.claimed(3, 4).unwrap();
         drop(dir);
         fs::remove_dir_all(&plain.dir).unwrap();
-        assert!(refused(LogDir::open(plain, UUID, 0)).contains("is gone"));
+        assert!(refused(LogDir::open(plain.clone(), UUID, 0)).contains("is gone"));
         LogDir::open(options(parent.path(), true), UUID, 0).unwrap();
+        assert_eq!(remembered(&plain.note, None), Ok(Some(plain.dir.clone())));
+        assert_eq!(remembered(&plain.note, Some(&[1; 16])), Ok(None), "of another volume");
+        assert_eq!(remembered(&plain.note, None), Ok(None));
     }
 
     /// What is no directory, in use, or another volume's, is refused and left alone.

@@ -460,7 +460,9 @@ impl FoundLog {
         };
         self.dir.claimed(opening, epoch)?;
         crash::point("bucket.local.claimed");
-        if !batches.is_empty() {
+        if batches.is_empty() {
+            self.dir.uploaded();
+        } else {
             ::log::info!(
                 "{} batches of the log in {} are uploaded now",
                 batches.len(),

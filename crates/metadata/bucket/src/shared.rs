@@ -496,11 +496,12 @@ impl EngineShared {
 
     /// The store has everything up to `position`; the last object was of so many queued bytes.
     pub fn stored(&self, position: Position, bytes: usize) {
-        if let Some(local) = &self.local
-            && let Err(why) = local.log.retire(position)
-        {
-            // Opening the log finds in the bucket what has been uploaded.
-            log::warn!("log directory: {why}; tried again after the next upload");
+        if let Some(local) = &self.local {
+            if let Err(why) = local.log.retire(position) {
+                // Opening the log finds in the bucket what has been uploaded.
+                log::warn!("log directory: {why}; tried again after the next upload");
+            }
+            local.dir.lock().uploaded();
         }
         // Before the lock: a caller that waits for this looks while it has the lock.
         self.row_cache.stored(position);

@@ -64,7 +64,7 @@ fn commits_before_their_upload() {
     assert!(stats.uploads_behind && stats.backlog_bytes > 50 * 64, "{stats:?}");
     process.kill();
     drop(engine);
-    assert_eq!(remembered(&options.note).unwrap().unwrap(), options.dir);
+    assert_eq!(remembered(&options.note, None).unwrap().unwrap(), options.dir);
     let engine = open_behind(store.clone(), options.clone(), true).unwrap();
     assert_eq!(content(&engine), expected);
     engine.upload(Position::MAX).unwrap();
@@ -73,7 +73,7 @@ fn commits_before_their_upload() {
     commit(&engine, vec![remove(1, &7u32.to_be_bytes())]);
     drop(engine);
     assert_eq!(names(dir.path()), ["kestrel-log.lock"]);
-    assert_eq!(remembered(&options.note), Ok(None));
+    assert_eq!(remembered(&options.note, None), Ok(None));
     assert_eq!(in_bucket(&store).len(), 49);
 }
 
@@ -115,14 +115,19 @@ fn kills_by_seeds() {
         for _ in 0..14 {
             let process = Process::new(store.clone());
             process.fail(rng.next_u64(), 20);
-            process.kill_after(rng.range(1, 60));
+            let ends_while_opening = rng.percent(40);
+            if ends_while_opening {
+                process.kill_after(rng.range(1, 12));
+            }
             let every = Duration::from_millis(rng.below(20));
             let options = log_options(dir.path(), every, false);
-            let Ok(engine) = open_behind(process.clone(), options, true) else {
+            let opened = open_behind(process.clone(), options, true);
+            let Some(engine) = opened.ok().filter(|_| !ends_while_opening) else {
                 process.kill();
                 continue;
             };
             let found = content(&engine);
+            process.kill_after(rng.range(1, 60));
             let at = history.iter().rposition(|state| *state == found);
             let at = at.unwrap_or_else(|| panic!("seed {seed}: rows of no moment"));
             assert!(at >= durable, "seed {seed}: {at} of {durable} that were durable");
