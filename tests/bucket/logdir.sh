@@ -187,13 +187,13 @@ for ((cycle = 0; cycle < ${CYCLES:-20}; cycle++)); do
     # In the middle of a load, or of the next opening.
     case $point in
         *claim* | *checked) count=1 ;;
-        *) count=$((RANDOM % 40 + 5)) ;;
+        *) count=$((RANDOM % 40 + 1)) ;;
     esac
     rm -f "$WORK/load.log"
     if KESTREL_CRASH_AT=$point:$count on_a mount "$url" "$mnt" --upload-every 20ms >/dev/null \
         2>&1; then
         kestrel-crashload run --dir "$mnt/load" --log "$WORK/load.log" --threads 4 \
-            --seed "$cycle" --ms 1500 >"$WORK/run.out" 2>&1 || true
+            --seed "$cycle" --ms 700 >"$WORK/run.out" 2>&1 || true
         umount -l "$mnt" 2>/dev/null || true
     else
         umount -l "$mnt" 2>/dev/null || true

@@ -49,7 +49,7 @@
 //! | `tree` | memtables and tables, as readers see them |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
-//! | [`log_dir`], `local` | batches that are durable on this machine before they are uploaded |
+//! | [`log_dir`], `local`, `local_sync` | batches that are durable here before they are uploaded |
 //! | `holder` | the process that has the rows open |
 //! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
@@ -61,6 +61,7 @@ mod health;
 mod hex;
 mod holder;
 mod local;
+mod local_sync;
 mod log;
 pub mod log_dir;
 mod manifest;

@@ -11,8 +11,8 @@
 //!
 //! **Whether batches still fit the volume** is decided by the manifest in the bucket. It has a
 //! random number of the opening that claimed the rows last. An opening notes its number in
-//! [`Owner`] before it claims. So if the manifest has one of the numbers noted, no other machine has
-//! claimed the rows since, and what the log has behind the bucket's last position follows it.
+//! [`Owner`] before it claims. So if the manifest has one of the numbers noted, no other machine
+//! has claimed the rows since, and what the log has behind the bucket's last position follows it.
 //! Otherwise the volume has gone on without these batches: they are never mixed in.
 //!
 //! **The note** is a file in the volume's directory on this machine, and names the log directory as
@@ -153,7 +153,8 @@ fn check_format(format: u32, path: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     Err(EngineError::Refused(format!(
-        "log directory: {} has format {format}, which is not known to this program; use a newer one",
+        "log directory: {} has format {format}, which is not known to this program; use a newer \
+         one",
         path.display()
     )))
 }

@@ -30,7 +30,8 @@ use kestrel_types::hex::from_hex;
 use crate::flusher::{FlushLimits, Flusher};
 use crate::health::{Health, failed, read_checked};
 use crate::holder::{self, HOLDER, Holder, Stopper};
-use crate::local::{self, Local};
+use crate::local::Local;
+use crate::local_sync;
 use crate::log::{LogRecord, RowChanges, name, number_of};
 use crate::log_dir::{LogDir, LogDirOptions};
 use crate::manifest::{MANIFEST, Manifest};
@@ -620,7 +621,7 @@ pub fn open_logged(
     };
     let threads = Threads {
         local: [
-            logger("kestrel-local", local::run),
+            logger("kestrel-local", local_sync::run),
             logger("kestrel-files", |_, local| local.log.keep()),
         ]
         .into_iter()

@@ -472,7 +472,8 @@ impl EngineShared {
         let (mut taken, mut bytes) = (Vec::new(), 0);
         let logged = queue.logged;
         while bytes < bytes_max
-            && let Some(batch) = queue.batches.pop_front_if(|batch| batch.position <= logged)
+            && queue.batches.front().is_some_and(|batch| batch.position <= logged)
+            && let Some(batch) = queue.batches.pop_front()
         {
             bytes += queued_bytes(&batch.mutations);
             queue.mutations -= batch.mutations.len();
