@@ -229,8 +229,8 @@ metrics! {
     "engine_upload_backlog_bytes" Gauge "bytes" Stable
         "metadata in a log directory that the bucket does not have yet"
         |s| s.engine.backlog_bytes;
-    "engine_upload_backlog_age_ms" Gauge "ms" Stable
-        "age of the oldest of it" |s| s.engine.backlog_age_ms;
+    "engine_upload_backlog_seconds" Gauge "seconds" Stable
+        "age of the oldest of it" |s| s.engine.backlog_age_ms / 1000;
     "engine_flushes_total" Counter "flushes" Internal
         "flushes from memory to sorted runs" |s| s.engine.flushes;
     "stored_reads_total" Counter "reads" Stable

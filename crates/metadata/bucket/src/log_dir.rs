@@ -4,7 +4,7 @@
 //! | in the directory | |
 //! | --- | --- |
 //! | `kestrel-log.lock` | locked by the process that uses the directory |
-//! | `kestrel-log/owner.json` | [`Owner`]: whose batches these are |
+//! | `kestrel-log/owner.json` | [`Owner`] of the batches |
 //! | `kestrel-log/log/` | the batches: a [`LocalLog`] |
 //! | `kestrel-log/uploaded` | the time of the last upload, for messages |
 //! | `kestrel-log.aside-N` | a log with batches that could not be brought into the volume |
@@ -74,7 +74,7 @@ pub struct LogDirOptions {
     pub note: PathBuf,
 }
 
-/// Whose batches a log has.
+/// The volume that a log belongs to, and the openings that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Owner {
