@@ -371,7 +371,8 @@ mod tests {
             (
                 "volume = \"v\"\nleese = 5\n",
                 "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, \
-                 balance, collect-every, collect-grace, discard-log, failover, grace, lease, listen",
+                 balance, collect-every, collect-grace, discard-log, failover, grace, lease, \
+                 listen",
             ),
             (
                 "\n\nlease = true",
