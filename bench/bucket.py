@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A volume with its metadata in a bucket: creates and stats at a distance, requests for them, and
-how long it takes to open after kill -9.
+how long it takes to open after kill -9; creates and small files with a log directory, and without.
 
 versitygw behind kestrel-s3proxy, which adds latency and counts requests. Data lies on the local
 disk, so that all requests are metadata's. Limits beside: one PUT at a time of the same store
@@ -8,6 +8,7 @@ disk, so that all requests are metadata's. Limits beside: one PUT at a time of t
 
     bench/bucket.py             writes target/bench/bucket.json, bucket.svg
     bench/bucket.py --full      a million files for the recovery
+    bench/bucket.py --behind    only what a log directory changes
 """
 
 import json
@@ -68,6 +69,40 @@ def make(mnt, name, count, threads):
     )
 
 
+def write(mnt, name, count, threads):
+    """Makes files of 200 bytes, which rows have, each with an fsync; seconds."""
+    def one(thread, number):
+        file = os.open(f"{mnt}/{thread}/{name}-{number}", os.O_CREAT | os.O_WRONLY, 0o644)
+        os.write(file, b"x" * 200)
+        os.fsync(file)
+        os.close(file)
+
+    return in_threads(count, threads, one)
+
+
+def disk_syncs(scratch):
+    """Writes of 512 bytes with fdatasync in a file made ahead, a second: what the disk of a log
+    directory can do for one caller."""
+    path, count = f"{scratch}/syncs", 300
+    with open(path, "wb") as file:
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+    file = os.open(path, os.O_WRONLY)
+    begun = time.perf_counter()
+    for number in range(count):
+        os.pwrite(file, b"x" * 512, number * 512)
+        os.fdatasync(file)
+    seconds = time.perf_counter() - begun
+    os.close(file)
+    os.remove(path)
+    return count / seconds
+
+
+def backlog(volume):
+    found = json.loads(run(KESTREL, "status", volume, "--json")).get("upload_backlog")
+    return found["bytes"] if found else 0
+
+
 def names_below(directory):
     """All files below a directory."""
     return [f"{path}/{name}" for path, _, names in os.walk(directory) for name in names]
@@ -77,9 +112,9 @@ def pid_of(volume):
     return json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
 
 
-def mount(volume, mnt):
+def mount(volume, mnt, *options):
     os.makedirs(mnt, exist_ok=True)
-    run(KESTREL, "mount", volume, mnt)
+    run(KESTREL, "mount", volume, mnt, *options)
 
 
 def umount(mnt):
@@ -147,6 +182,43 @@ def creates(store, options, scratch):
     return rows, judged
 
 
+def behind(store, options, scratch):
+    """Creates and small files with fsync at 20 ms, with and without a log directory."""
+    syncs = disk_syncs(scratch)
+    rows = [{"what": "fdatasync", "at": "local disk", "in_flight": 1, "per_second": syncs,
+             "is_ours": False}]
+    print(f"the disk of the log directory: {syncs:.0f} fdatasync/s, one after the other")
+    for place in ("bucket", "log directory"):
+        volume = f"{scratch}/{place.split()[0]}"
+        store.latency(0)
+        run(KESTREL, "format", volume, "--metadata", store.url(f"behind-{place.split()[0]}"))
+        log_dir = ("--log-dir", f"{scratch}/log-dir") if place != "bucket" else ()
+        mount(volume, f"{volume}.mnt", *log_dir)
+        make_directories(f"{volume}.mnt")
+        store.latency(20)
+        for what, call in (("create", make), ("write", write)):
+            for threads in IN_FLIGHT:
+                count = {1: 100, 16: 2000, 256: 10_000}[threads] * (10 if log_dir else 1)
+                count = min(count, 10_000)
+                rates, puts = [], []
+                for turn in range(options.rounds):
+                    store.counts()
+                    name = f"{what}-{threads}-{turn}"
+                    rates.append(count / call(f"{volume}.mnt", name, count, threads))
+                    while backlog(volume):
+                        time.sleep(0.2)
+                    puts.append(store.counts()["requests"].get("put", 0) * 10_000 / count)
+                rows.append({"what": what, "at": f"20 ms, {place}", "in_flight": threads,
+                             "per_second": statistics.median(rates),
+                             "puts_per_10000": statistics.median(puts), "is_ours": True})
+                print(f"{what} at 20 ms, {place}, {threads} in flight: "
+                      f"{rows[-1]['per_second']:.0f}/s, {rows[-1]['puts_per_10000']:.0f} PUTs "
+                      "for 10,000")
+        umount(f"{volume}.mnt")
+    store.latency(0)
+    return rows
+
+
 def recovery(store, options, scratch):
     """Opening after kill -9, at 20 ms, and the requests of that."""
     files = 1_000_000 if options.full else 100_000
@@ -188,11 +260,17 @@ def plot(path, rows):
 
 
 def main():
-    options = options_of(__doc__, "bucket", 3).parse_args()
+    options = options_of(__doc__, "bucket", 3)
+    options.add_argument("--behind", action="store_true", help="only with a log directory, and not")
+    options = options.parse_args()
     with scratch_for(f"{options.out}.json") as scratch:
         store = Store(scratch)
         try:
+            if options.behind:
+                rows = behind(store, options, scratch)
+                return conclude(options.out, rows, [], plot)
             rows, judged = creates(store, options, scratch)
+            rows += behind(store, options, scratch)
             row, bar = recovery(store, options, scratch)
             conclude(options.out, [*rows, row], [*judged, bar], plot)
         finally:

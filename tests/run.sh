@@ -207,6 +207,7 @@ suites+=(
     "bucket-volume 300 tests/bucket/volume.sh"
     "bucket-home 300 tests/bucket/home.sh"
     "bucket-encrypted 300 tests/bucket/encrypted.sh"
+    "bucket-logdir 600 env CYCLES=${LOGDIR_CYCLES:-$(size 2 40)} tests/bucket/logdir.sh"
     "versions 300 tests/versions/publish.sh"
     "versions-s3 600 env VERSIONS_BUCKET=1 tests/versions/publish.sh"
     "versions-served 300 $serve tests/versions/publish.sh"

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_engine::{Engine, EngineError, Tap};
 use kestrel_types::clock::Nanos;
-use kestrel_types::ids::ObjectId;
+use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
@@ -245,8 +245,9 @@ pub fn collect(
     }
     if options.delete && !objects.is_empty() {
         // That nothing refers to them must be durable before they go, or a power cut could bring a
-        // reference back.
+        // reference back; and so must it be where other machines read the rows.
         engine.sync()?;
+        engine.upload(Position::MAX)?;
         let at_a_time = if store.is_remote() { DELETED_AT_A_TIME } else { 1 };
         for some in objects.chunks(at_a_time) {
             if !(options.go_on)() {

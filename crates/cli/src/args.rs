@@ -12,10 +12,12 @@ pub mod file;
 pub mod store;
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use kestrel_client::volume::LogDirSettings;
 use kestrel_daemon::backup_schedule::{Every, KeeperOptions};
 use kestrel_daemon::collector::CollectorOptions;
 use kestrel_daemon::process::ProcessOptions;
@@ -29,6 +31,10 @@ use file::bounded;
 
 /// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
 const METADATA_MEMORY_MIN: u64 = 16 << 20;
+
+/// Times between two uploads of a log directory.
+const UPLOAD_EVERY: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(3600);
 
 /// Shortest time between two dumps that can be asked for.
 const EVERY_MIN: Duration = Duration::from_secs(1);
@@ -79,6 +85,49 @@ impl ProcessArgs {
             take_over: self.take_over,
             report_readiness: self.report_readiness,
         }
+    }
+}
+
+/// A log on a local disk in front of metadata in a bucket.
+#[derive(Debug, Clone, Args)]
+pub struct LogDirArgs {
+    /// Metadata in a bucket: changes are durable in a log in this directory on a local disk, and go
+    /// to the bucket a few seconds later. Another machine does not see what is not there yet, and
+    /// if this one is lost, that is lost
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// How often changes of --log-dir go to the bucket
+    #[arg(long, value_name = "TIME", value_parser = upload_every_arg, default_value = "5s")]
+    pub upload_every: Duration,
+    /// A log that does not fit the volume any more, because another machine took it over, say, is
+    /// renamed within its directory, and the volume is what the bucket has
+    #[arg(long)]
+    pub discard_log: bool,
+}
+
+/// A time between two uploads.
+fn upload_every_arg(text: &str) -> Result<Duration, String> {
+    let every = duration_arg(text)?;
+    if !UPLOAD_EVERY.contains(&every) {
+        return Err("10ms to 1h".into());
+    }
+    Ok(every)
+}
+
+impl LogDirArgs {
+    /// As the volume takes them.
+    pub fn settings(&self) -> LogDirSettings {
+        let whole = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        LogDirSettings {
+            dir: self.log_dir.as_ref().map(whole),
+            upload_every: self.upload_every,
+            discard: self.discard_log,
+        }
+    }
+
+    /// Whether none is given.
+    pub fn is_none(&self) -> bool {
+        self.log_dir.is_none() && !self.discard_log
     }
 }
 

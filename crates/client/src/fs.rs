@@ -348,6 +348,15 @@ impl Fs {
         self.metadata.local()
     }
 
+    /// Waits until other machines that read the rows in their store see all that was done so far.
+    /// Of several nodes each has its rows there when they are durable.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn upload(&self) -> FsResult<()> {
+        self.node().map_or(Ok(()), |node| node.upload())
+    }
+
     /// The member, if this process is one of several nodes that share the volume.
     pub fn member(&self) -> Option<&Arc<NodeHost>> {
         self.metadata.member()

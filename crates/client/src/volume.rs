@@ -19,8 +19,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kestrel_blockstore::store::BlockStore;
+use kestrel_bucket::log_dir::UPLOAD_EVERY_DEFAULT;
+pub use kestrel_bucket::log_dir::{NOTE_NAME, remembered};
 use kestrel_cluster::ClusterNodeConfig;
 use kestrel_cluster::host::{Carrier, NodeHost};
 use kestrel_engine::Engine;
@@ -78,6 +81,25 @@ pub struct Resources {
     pub store: StoreOptions,
     /// Metadata in a database: take it over from another process that has it open.
     pub take_over: bool,
+    /// Metadata in a bucket: a log on a local disk in front of it.
+    pub log_dir: LogDirSettings,
+}
+
+/// A log on a local disk in front of metadata in a bucket.
+#[derive(Debug, Clone)]
+pub struct LogDirSettings {
+    /// Its directory; none: there is no log, unless a process that was killed here has left one.
+    pub dir: Option<PathBuf>,
+    /// How often its batches are uploaded.
+    pub upload_every: Duration,
+    /// A log that does not fit the volume any more is set aside, instead of being a failure.
+    pub discard: bool,
+}
+
+impl Default for LogDirSettings {
+    fn default() -> Self {
+        Self { dir: None, upload_every: UPLOAD_EVERY_DEFAULT, discard: false }
+    }
 }
 
 impl Resources {
@@ -103,6 +125,7 @@ impl Default for Resources {
             batch_max: None,
             store: StoreOptions::default(),
             take_over: false,
+            log_dir: LogDirSettings::default(),
         }
     }
 }

@@ -226,6 +226,11 @@ metrics! {
         "memory of rows that are not yet in sorted runs" |s| s.engine.dirty_bytes;
     "engine_log_disk_bytes" Gauge "bytes" Stable "metadata log on disk" |s| s.engine.log_disk_bytes;
     "engine_run_disk_bytes" Gauge "bytes" Stable "sorted runs on disk" |s| s.engine.run_disk_bytes;
+    "engine_upload_backlog_bytes" Gauge "bytes" Stable
+        "metadata in a log directory that the bucket does not have yet"
+        |s| s.engine.backlog_bytes;
+    "engine_upload_backlog_seconds" Gauge "seconds" Stable
+        "age of the oldest of it" |s| s.engine.backlog_age_ms / 1000;
     "engine_flushes_total" Counter "flushes" Internal
         "flushes from memory to sorted runs" |s| s.engine.flushes;
     "stored_reads_total" Counter "reads" Stable

@@ -16,7 +16,7 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::{Offer, StoreOptions};
-use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
+use kestrel_client::volume::{LogDirSettings, MountedVolume, Resources, VolumeLock};
 use kestrel_cluster::host::NodeHost;
 use kestrel_rpc::tls::TlsMode;
 use kestrel_server::LEFT_BEHIND;
@@ -111,6 +111,8 @@ pub struct ServeConfig {
     pub process: ProcessOptions,
     /// How the block store is reached.
     pub store: StoreOptions,
+    /// Metadata in a bucket: a log on a local disk in front of it.
+    pub log_dir: LogDirSettings,
     /// Dumps into the block store.
     pub dumps: KeeperOptions,
     /// Collecting leftovers.
@@ -347,6 +349,7 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<ExitStatus, Failure
         take_over: config.process.take_over,
         batch_max: config.batch_max.map(usize::from),
         store: StoreOptions { memory: memory.plan, ..config.store.clone() },
+        log_dir: config.log_dir.clone(),
         ..Resources::within(memory.plan)
     };
     let role = format!("kestrel serve {}", plan.name);

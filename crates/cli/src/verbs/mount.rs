@@ -39,7 +39,7 @@ use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 use super::{ask_with, control_dir};
 use crate::args::atime::AtimeArg;
 use crate::args::store::{CacheArgs, StoreArgs};
-use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs};
 
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
@@ -65,6 +65,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data -o remount,ro
   kestrel mount /data/vol /mnt/data --atime relatime
   kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos
+  kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos --log-dir /nvme/photos
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
   kestrel mount 's3://bucket/photos//imagenet@v3?region=eu-1' /mnt/imagenet
@@ -145,6 +146,8 @@ pub struct MountArgs {
     /// (docs/cache.md)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PassthroughArg::Auto)]
     pub passthrough: PassthroughArg,
+    #[command(flatten)]
+    pub log_dir: LogDirArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
@@ -442,6 +445,12 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
              `kestrel serve`",
         ));
     }
+    if is_elsewhere && !args.log_dir.is_none() {
+        return Err(Failure::usage(
+            "mount: --log-dir, --discard-log: for volumes with metadata in a bucket; of a served \
+             one give them to `kestrel serve`",
+        ));
+    }
     plan.options = options;
     Ok(plan)
 }
@@ -482,6 +491,7 @@ fn resources(args: &MountArgs, memory: &Memory) -> Resources {
     store.memory = memory.plan;
     Resources {
         take_over: args.process.take_over,
+        log_dir: args.log_dir.settings(),
         data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         store,
         ..Resources::within(memory.plan)

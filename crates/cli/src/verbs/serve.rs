@@ -23,7 +23,7 @@ use log::LevelFilter;
 
 use crate::args::file::{self, bounded};
 use crate::args::store::StoreArgs;
-use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs, RoleArg, TlsArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs, RoleArg, TlsArgs};
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Clone, Args)]
@@ -129,6 +129,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]
+    pub log_dir: LogDirArgs,
+    #[command(flatten)]
     pub store: StoreArgs,
     #[command(flatten)]
     pub dumps: BackupScheduleArgs,
@@ -158,6 +160,7 @@ impl ServeArgs {
             batch_max: self.batch_max,
             process: self.process.options(),
             store: self.store.options(),
+            log_dir: self.log_dir.settings(),
             dumps: self.dumps.options(),
             leftovers: self.leftovers.options(),
             stands_in: None,
@@ -368,7 +371,8 @@ mod tests {
             (
                 "volume = \"v\"\nleese = 5\n",
                 "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, \
-                 balance, collect-every, collect-grace, failover, grace, lease, listen",
+                 balance, collect-every, collect-grace, discard-log, failover, grace, lease, \
+                 listen",
             ),
             (
                 "\n\nlease = true",

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_client::volume::{NOTE_NAME, remembered};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::holder::{END_TIME_MAX, Holder};
 use kestrel_daemon::remote::NOT_LET_IN;
@@ -132,6 +133,15 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+    // A log directory is remembered until the bucket has everything.
+    if let Ok(Some(log_dir)) = remembered(&volume.join(NOTE_NAME), None) {
+        return Err(fail(&format!(
+            "{}: unmounted, but changes in {} are not in the bucket; the next mount on this \
+             machine uploads them; why is in the mount's log",
+            args.dir.display(),
+            log_dir.display()
+        )));
     }
     Ok(ExitStatus::Good)
 }

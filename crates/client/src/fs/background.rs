@@ -230,8 +230,9 @@ impl Fs {
             return Ok(0);
         }
         // That nothing refers to them must be durable before they go, or a power cut could bring a
-        // reference back.
+        // reference back; and so must it be where other machines read the rows.
         super::wait(|done| self.sync(done))?;
+        node.upload()?;
         let mut reaped = 0;
         for some in due.chunks(REAP_AT_ONCE) {
             kestrel_types::crash::point("reap.before-delete");

@@ -1,17 +1,18 @@
 //! The engine that a volume's descriptor names.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_blockstore::store::BlockStore;
+use kestrel_bucket::log_dir::{LogDirOptions, NOTE_NAME, remembered};
 use kestrel_bucket::{BucketEngine, BucketOptions};
-use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_engine::{BeforeSync, Engine, EngineError};
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions, Uuid};
+use kestrel_engine::{BeforeSync, Engine, EngineError, Mutation};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
 use kestrel_postgres::{PgEngine, PgOptions};
 
-use super::{META_DIR, Resources};
+use super::{LogDirSettings, META_DIR, Resources};
 use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
@@ -45,6 +46,9 @@ pub(super) fn open(
         (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
     let credentials = credentials_for(dir, resources.store.credentials.as_deref());
+    if resources.log_dir.dir.is_some() {
+        may_have_log_dir(dir, descriptor)?;
+    }
     let key_file = resources.store.key_file.as_deref();
     let rows = descriptor.rows()?.with_credentials(credentials.as_deref());
     match keys::with_keys(rows, descriptor, key_file)? {
@@ -61,8 +65,18 @@ pub(super) fn open(
         }
         RowsAt::Bucket(place) => {
             let options = BucketOptions { memory_bytes: resources.metadata_bytes, take_over };
-            let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
-            return Ok(Arc::new(engine.map_err(failed)?));
+            let Some(log_dir) = log_dir(dir, &uuid, resources).map_err(failed)? else {
+                let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
+                return Ok(Arc::new(engine.map_err(failed)?));
+            };
+            let mut recovery = Recovery::new(store.clone());
+            let mut verify = |mutations: &[Mutation]| recovery.is_intact(mutations);
+            let (shard, options) = ((uuid, node), (options, log_dir));
+            let engine =
+                BucketEngine::open_behind(&place, shard, options, before_sync, &mut verify);
+            let engine = engine.map_err(failed)?;
+            recovery.finish(dir)?;
+            return Ok(Arc::new(engine));
         }
     }
     let options = EmbeddedOptions {
@@ -79,6 +93,55 @@ pub(super) fn open(
     let engine = engine.map_err(failed)?;
     recovery.finish(dir)?;
     Ok(Arc::new(engine))
+}
+
+/// Fails unless the volume may have a log directory.
+fn may_have_log_dir(dir: &Path, descriptor: &Descriptor) -> Result<(), VolumeError> {
+    let why = match descriptor.rows()? {
+        _ if descriptor.cluster.is_some() => {
+            "for volumes of one node: another node that takes over could not read it"
+        }
+        RowsAt::Bucket(_) => return Ok(()),
+        _ => "for volumes with metadata in a bucket",
+    };
+    Err(VolumeError::Invalid(format!("{}: --log-dir is {why}", dir.display())))
+}
+
+/// The log directory to be used: the one that is given, or one that a process on this machine has
+/// left with changes that are perhaps not in the bucket.
+fn log_dir(
+    dir: &Path,
+    uuid: &Uuid,
+    resources: &Resources,
+) -> Result<Option<LogDirOptions>, EngineError> {
+    let LogDirSettings { dir: given, upload_every, discard } = resources.log_dir.clone();
+    let note = dir.join(NOTE_NAME);
+    let left = remembered(&note, Some(uuid))?;
+    let resolved = |dir: PathBuf| std::fs::canonicalize(&dir).unwrap_or(dir);
+    let dir = match (given.map(resolved), left.map(resolved)) {
+        (Some(given), Some(left)) if given != left => {
+            if !discard {
+                return Err(EngineError::Refused(format!(
+                    "log directory: the last process here kept changes in {} that may not be in \
+                     the bucket; give --log-dir {}, or go on without them with --discard-log",
+                    left.display(),
+                    left.display()
+                )));
+            }
+            log::warn!("changes in {} may not be in the bucket", left.display());
+            given
+        }
+        (Some(given), _) => given,
+        (None, Some(left)) => {
+            log::info!(
+                "a process that was killed left its log in {}, which is used",
+                left.display()
+            );
+            left
+        }
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(LogDirOptions { dir, upload_every, discard, note }))
 }
 
 /// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only

@@ -37,6 +37,12 @@ fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
     let mut out = known(descriptor);
     out["volume"] = dir.to_string_lossy().into();
     out["metadata_disk_bytes"] = (stats.log_disk_bytes + stats.run_disk_bytes).into();
+    if stats.uploads_behind {
+        out["upload_backlog"] = json!({
+            "bytes": stats.backlog_bytes,
+            "oldest_seconds": stats.backlog_age_ms as f64 / 1000.0,
+        });
+    }
     out
 }
 

@@ -243,6 +243,8 @@ fn make(
     let held = writer.and_then(|writer| {
         let held = calls.hold(snapshot.dir, snapshot.name, tag_of(&id)?, true);
         crash::point("version.held");
+        // The bucket must not have a version without the snapshot that keeps its data.
+        let held = held.and_then(|()| calls.fs().upload());
         held.map(|()| writer).map_err(|why| told(&why))
     });
     let published = held.and_then(|writer| {

@@ -28,6 +28,8 @@
 //!   ([`Engine::on_durable`]).
 //! - **Durable** is what the store has acknowledged as an object of the log (`sender`): one PUT for
 //!   all batches that came while the one before was on its way.
+//!   With a log directory ([`BucketEngine::open_behind`]) it is what a local disk has, and objects
+//!   of the log follow later, in order.
 //! - **Read**: rows in memory first, then the memtables and tables (`tree`). Once another process
 //!   is found to have the rows, nothing is read any more.
 //! - **Claim**: the manifest is replaced only by a process that has read the one before, and
@@ -47,6 +49,7 @@
 //! | `tree` | memtables and tables, as readers see them |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
+//! | [`log_dir`], `local`, `local_sync` | batches that are durable here before they are uploaded |
 //! | `holder` | the process that has the rows open |
 //! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
@@ -57,7 +60,10 @@ mod flusher;
 mod health;
 mod hex;
 mod holder;
+mod local;
+mod local_sync;
 mod log;
+pub mod log_dir;
 mod manifest;
 mod process;
 mod recover;
@@ -77,6 +83,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use kestrel_engine::embedded::Uuid;
+use kestrel_engine::embedded::Verify;
 use kestrel_engine::{
     BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation,
     OnDurable, Row, Tap, TapGuard, VisitRow,
@@ -86,7 +93,9 @@ use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
 use holder::Stopper;
+use log_dir::LogDirOptions;
 pub use process::ProcessMark;
+use recover::FoundLog;
 use shared::EngineShared;
 pub use url::BucketUrl;
 
@@ -117,6 +126,8 @@ pub struct BucketEngine {
 }
 
 struct Threads {
+    /// Of an engine with a log directory: what syncs the log, and what keeps its files ready.
+    local: Vec<JoinHandle<()>>,
     sender: JoinHandle<()>,
     flusher: JoinHandle<()>,
     merger: JoinHandle<()>,
@@ -178,6 +189,27 @@ impl BucketEngine {
         recover::open((store, url.deadline()), (uuid, node), options, before_sync)
     }
 
+    /// The same with a log directory: batches are durable when they are there, and are uploaded
+    /// later, in order. `verify` as for [`LocalLog::open`].
+    ///
+    /// # Errors
+    /// As for [`BucketEngine::open`]; `Refused` for a log that does not fit the volume any more, or
+    /// a directory that is not suitable.
+    ///
+    /// [`LocalLog::open`]: kestrel_engine::local_log::LocalLog::open
+    pub fn open_behind(
+        url: &BucketUrl,
+        (uuid, node): (Uuid, u32),
+        (options, log_dir): (BucketOptions, LogDirOptions),
+        before_sync: BeforeSync,
+        verify: &mut Verify<'_>,
+    ) -> Result<Self, EngineError> {
+        let found = FoundLog::look(log_dir, (uuid, node), verify)?;
+        let place = (url.open(false)?, url.deadline());
+        let options = (options, recover::limits_of(options));
+        recover::open_logged(place, (uuid, node), options, before_sync, Some(found))
+    }
+
     /// Lets go of all rows in memory that the bucket has, so that they are read from there.
     #[cfg(test)]
     fn forget(&self) {
@@ -191,6 +223,8 @@ impl Drop for BucketEngine {
         // The sender ends when what was committed is in the bucket, or cannot be brought there
         // within the deadline. A thread that panicked has printed that.
         self.shared.stop();
+        let mut local_threads = threads.local.into_iter();
+        let _ = local_threads.next().map(JoinHandle::join);
         let _ = threads.sender.join();
         let _ = threads.flusher.join();
         let _ = threads.merger.join();
@@ -198,6 +232,15 @@ impl Drop for BucketEngine {
             && let Err(why) = self.shared.publish(|manifest| manifest.closed = true)
         {
             ::log::warn!("that this process has ended was not noted: {why}");
+        }
+        if let Some(local) = &self.shared.local {
+            local.log.stop();
+            local_threads.for_each(|thread| drop(thread.join()));
+            if !self.shared.has_failed()
+                && let Err(why) = local.dir.lock().end()
+            {
+                ::log::warn!("{why}");
+            }
         }
         self.stopper.stop();
         let _ = threads.holder.join();
@@ -293,7 +336,17 @@ impl Engine for BucketEngine {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
+        self.shared.acknowledges()?;
         self.shared.row_cache.wait(self.shared.appended())
+    }
+
+    fn upload(&self, position: Position) -> Result<(), EngineError> {
+        self.shared.upload(position)
+    }
+
+    fn settle(&self) -> Result<(), EngineError> {
+        self.sync()?;
+        self.upload(Position::MAX)
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

@@ -20,6 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kestrel_blockstore::named::{NamedObject, NamedStore, encrypted_volume};
+use kestrel_engine::embedded::Verify;
+use kestrel_engine::local_log::{LocalLog, LoggedBatch};
 use kestrel_engine::{BeforeSync, EngineError, Epoch};
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
@@ -28,7 +30,10 @@ use kestrel_types::hex::from_hex;
 use crate::flusher::{FlushLimits, Flusher};
 use crate::health::{Health, failed, read_checked};
 use crate::holder::{self, HOLDER, Holder, Stopper};
+use crate::local::Local;
+use crate::local_sync;
 use crate::log::{LogRecord, RowChanges, name, number_of};
+use crate::log_dir::{LogDir, LogDirOptions};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::sender::Sender;
 use crate::shared::{EngineShared, Parts, Published};
@@ -46,6 +51,9 @@ const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
 
 /// Cache of the blocks that a look without a claim reads.
 const PEEK_CACHE_BYTES: u64 = 4 << 20;
+
+/// Least bytes of batches in a log directory that wait for the store before commits wait.
+const BACKLOG_BYTES_MIN: usize = 64 << 20;
 
 /// Longest wait for a process that has let go of its volume and is still ending, and the pause
 /// between two looks.
@@ -187,8 +195,18 @@ struct LogRead {
 fn replay(
     store: &dyn NamedStore,
     manifest: &Manifest,
-    (uuid, node): (&Uuid, u32),
+    shard: (&Uuid, u32),
     mut apply: impl FnMut(RowChanges),
+) -> Result<LogRead, EngineError> {
+    replay_records(store, manifest, shard, |record| apply(record.rows))
+}
+
+/// The same, with all that the objects say.
+fn replay_records(
+    store: &dyn NamedStore,
+    manifest: &Manifest,
+    (uuid, node): (&Uuid, u32),
+    mut apply: impl FnMut(LogRecord),
 ) -> Result<LogRead, EngineError> {
     let prefix = prefix_of(node);
     let (mut next, mut position, mut epoch) = (manifest.log_first, manifest.position, 0);
@@ -226,7 +244,7 @@ fn replay(
             if record.rows.is_empty() {
                 fences.push(number);
             }
-            apply(record.rows);
+            apply(record);
             next = number + 1;
         }
     }
@@ -300,12 +318,14 @@ fn has_it_open(store: &dyn NamedStore, holder: &str) -> EngineError {
     ))
 }
 
-/// Begins the next epoch in the manifest; waits so long for a process that may be ending.
+/// Begins the next epoch in the manifest; waits so long for a process that may be ending. `check`
+/// is shown the manifest that is going to be replaced.
 fn claim(
     store: &dyn NamedStore,
     (uuid, node): (&Uuid, u32),
     (take_over, writer): (bool, u64),
     patience: Duration,
+    check: &mut dyn FnMut(&Manifest) -> Result<(), EngineError>,
 ) -> Result<(Published, bool), EngineError> {
     let (prefix, begun) = (prefix_of(node), Instant::now());
     loop {
@@ -319,6 +339,7 @@ fn claim(
             thread::sleep(PAUSE);
             continue;
         }
+        check(&found)?;
         let was_closed = found.closed;
         let mut next = found;
         next.epoch += 1;
@@ -354,6 +375,123 @@ fn nonce() -> u64 {
     random ^ SystemClock.now().unsigned_abs()
 }
 
+/// The log of a log directory as it was found, before the rows are claimed.
+pub struct FoundLog {
+    dir: LogDir,
+    shard: (Uuid, u32),
+    log: Option<LocalLog>,
+    /// Behind what the log knows to be in the bucket.
+    batches: Vec<LoggedBatch>,
+}
+
+impl FoundLog {
+    /// Looks what a directory has. `verify` as for [`LocalLog::open`].
+    ///
+    /// # Errors
+    /// As for [`LogDir::open`] and [`LogDir::recover`].
+    pub fn look(
+        options: LogDirOptions,
+        shard: (Uuid, u32),
+        verify: &mut Verify<'_>,
+    ) -> Result<Self, EngineError> {
+        let mut dir = LogDir::open(options, shard.0, shard.1)?;
+        let (log, batches) = dir.recover(verify)?.unzip();
+        Ok(Self { dir, shard, log, batches: batches.unwrap_or_default() })
+    }
+
+    /// Decides whether the batches fit a manifest that is going to be claimed by `opening`, and
+    /// notes the opening.
+    fn check(
+        &mut self,
+        store: &dyn NamedStore,
+        manifest: &Manifest,
+        opening: u64,
+    ) -> Result<(), EngineError> {
+        if !self.batches.is_empty() && !self.dir.knows(manifest.writer) {
+            // The volume has gone on without them, unless they were uploaded before.
+            let uploaded = self.position_of_takeover(store, manifest)?;
+            let lost = self.batches.partition_point(|batch| batch.position <= uploaded);
+            if lost < self.batches.len() {
+                self.dir.give_up(&self.batches[lost..])?;
+            }
+            self.batches.clear();
+            self.log = None;
+        }
+        crash::point("bucket.local.checked");
+        self.dir.begin(opening)
+    }
+
+    /// The position up to which the bucket had batches when another process claimed the rows, as
+    /// far as its fence tells; else what is certain.
+    fn position_of_takeover(
+        &self,
+        store: &dyn NamedStore,
+        manifest: &Manifest,
+    ) -> Result<u64, EngineError> {
+        let (uuid, node) = (&self.shard.0, self.shard.1);
+        let prefix = prefix_of(node);
+        let mut found = None;
+        let mut look = |record: &LogRecord| {
+            let is_other = record.epoch > self.dir.epoch() && !self.dir.knows(record.nonce);
+            if is_other && record.rows.is_empty() {
+                found.get_or_insert(record.position);
+            }
+        };
+        for number in &manifest.fences {
+            let name = format!("{prefix}{}", name(*number));
+            let decode =
+                |found: &NamedObject| LogRecord::decode((uuid, node), *number, &found.bytes);
+            if let Some((record, _)) = read_checked(store, &name, decode)? {
+                look(&record);
+            }
+        }
+        replay_records(store, manifest, (uuid, node), |record| look(&record))?;
+        Ok(found.unwrap_or(0))
+    }
+
+    /// The rows are claimed, and the bucket has batches up to `position`: the log goes on, or
+    /// begins anew if nothing of it is left to be uploaded. With the batches that are.
+    fn go_on(
+        mut self,
+        (opening, epoch): (u64, u64),
+        position: u64,
+        memory_bytes: u64,
+    ) -> Result<(Local, Vec<LoggedBatch>), EngineError> {
+        let mut batches = self.batches;
+        batches.retain(|batch| batch.position > position);
+        if let Some(first) = batches.first().filter(|first| first.position != position + 1) {
+            return Err(EngineError::Corrupt(format!(
+                "log directory: {} goes on at position {}, and the bucket ends at {position}: an \
+                 older state of the bucket was brought back, or objects were removed: bring them \
+                 back, or set the log aside with `kestrel mount … --discard-log`",
+                self.dir.path().display(),
+                first.position
+            )));
+        }
+        let goes_on = |log: &LocalLog| !batches.is_empty() || log.position() == position;
+        let log = match self.log.take_if(|log| goes_on(log)) {
+            Some(log) => log,
+            None => self.dir.make_log(position)?,
+        };
+        self.dir.claimed(opening, epoch)?;
+        crash::point("bucket.local.claimed");
+        if batches.is_empty() {
+            self.dir.uploaded();
+        } else {
+            ::log::info!(
+                "{} batches of the log in {} are uploaded now",
+                batches.len(),
+                self.dir.path().display()
+            );
+        }
+        let upload_every = self.dir.upload_every();
+        let backlog_max = usize::try_from(memory_bytes / 4).unwrap_or(usize::MAX);
+        let backlog_max = backlog_max.max(BACKLOG_BYTES_MIN);
+        let dir = parking_lot::Mutex::new(self.dir);
+        Ok((Local { log, dir, upload_every, backlog_max }, batches))
+    }
+}
+
 /// See [`BucketEngine::open`].
 pub fn open(
     (store, deadline): (Arc<dyn NamedStore>, Duration),
@@ -361,20 +499,41 @@ pub fn open(
     options: BucketOptions,
     before_sync: BeforeSync,
 ) -> Result<BucketEngine, EngineError> {
-    let memtable_bytes = (options.memory_bytes / 8).clamp(MEMTABLE_BYTES_MIN, MEMTABLE_BYTES_MAX);
-    let limits = FlushLimits::new(usize::try_from(memtable_bytes).unwrap_or(usize::MAX));
-    open_with((store, deadline), (uuid, node), (options, limits), before_sync)
+    open_logged((store, deadline), (uuid, node), (options, limits_of(options)), before_sync, None)
 }
 
+/// When memtables are frozen, by these settings.
+pub fn limits_of(options: BucketOptions) -> FlushLimits {
+    let memtable_bytes = (options.memory_bytes / 8).clamp(MEMTABLE_BYTES_MIN, MEMTABLE_BYTES_MAX);
+    FlushLimits::new(usize::try_from(memtable_bytes).unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
 pub fn open_with(
+    place: (Arc<dyn NamedStore>, Duration),
+    shard: (Uuid, u32),
+    options: (BucketOptions, FlushLimits),
+    before_sync: BeforeSync,
+) -> Result<BucketEngine, EngineError> {
+    open_logged(place, shard, options, before_sync, None)
+}
+
+/// The same with a log directory, if there is one.
+pub fn open_logged(
     (store, deadline): (Arc<dyn NamedStore>, Duration),
     (uuid, node): (Uuid, u32),
     (options, limits): (BucketOptions, FlushLimits),
     before_sync: BeforeSync,
+    mut found_log: Option<FoundLog>,
 ) -> Result<BucketEngine, EngineError> {
     let nonce = nonce();
+    let mut check = |manifest: &Manifest| match &mut found_log {
+        Some(found) => found.check(&*store, manifest, nonce),
+        None => Ok(()),
+    };
+    let patience = HOLDER_WAIT.min(deadline);
     let (published, was_closed) =
-        claim(&*store, (&uuid, node), (options.take_over, nonce), HOLDER_WAIT.min(deadline))?;
+        claim(&*store, (&uuid, node), (options.take_over, nonce), patience, &mut check)?;
     let epoch = published.manifest.epoch;
     let (prefix, health) = (prefix_of(node), Arc::<Health>::default());
     let holder = Holder::this_process(node, epoch);
@@ -430,6 +589,11 @@ pub fn open_with(
     let runs = tree.runs(&published.manifest.runs);
     tree.change(|view| (view.active, view.runs) = (memtable.clone(), runs));
     let row_bytes = usize::try_from(options.memory_bytes / 2).unwrap_or(usize::MAX);
+    let claimed = (nonce, epoch);
+    let (local, batches) = found_log
+        .map(|found| found.go_on(claimed, log.position, options.memory_bytes))
+        .transpose()?
+        .unzip();
     let live_log = fence + 1 - published.manifest.log_first;
     let shared = Arc::new(EngineShared::new(Parts {
         store,
@@ -443,7 +607,9 @@ pub fn open_with(
         before_sync,
         published,
         position: log.position,
+        local,
     }));
+    shared.take_in(batches.unwrap_or_default());
     shared.counters.live_log.store(live_log, std::sync::atomic::Ordering::Relaxed);
     if !was_closed {
         // Before anything of this epoch is flushed, and with that log objects removed.
@@ -457,7 +623,24 @@ pub fn open_with(
     let sender =
         Sender { shared: shared.clone(), flusher: flusher.clone(), next: fence + 1, nonce };
     let opened = shared.manifest();
+    let logger = |name, body: fn(&Arc<EngineShared>, &Local)| {
+        let shared = shared.clone();
+        shared.local.is_some().then(|| {
+            spawn(name, move || {
+                if let Some(local) = &shared.local {
+                    body(&shared, local);
+                }
+            })
+        })
+    };
     let threads = Threads {
+        local: [
+            logger("kestrel-local", local_sync::run),
+            logger("kestrel-files", |_, local| local.log.keep()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Result<_, _>>()?,
         sender: spawn("kestrel-log", move || sender.run())?,
         flusher: {
             let (flusher, shared) = (flusher.clone(), shared.clone());

@@ -10,13 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kestrel_blockstore::named::NamedObject;
+use kestrel_engine::EngineError;
 use kestrel_engine::elsewhere::queued_bytes;
-use kestrel_engine::{EngineError, Mutation};
 use kestrel_types::crash;
-use kestrel_types::ids::Position;
 
 use crate::flusher::Flusher;
 use crate::health::read_checked;
+use crate::local::Queued;
 use crate::log::{LogRecord, RowChanges, name};
 use crate::shared::EngineShared;
 
@@ -45,7 +45,7 @@ impl Sender {
     pub fn run(mut self) {
         let mut last = (0, Duration::ZERO);
         while let Some(batches) = self.shared.take(OBJECT_BYTES, last) {
-            let mutations = batches.iter().map(|(_, mutations)| mutations.len()).sum();
+            let mutations = batches.iter().map(|batch| batch.mutations.len()).sum();
             let begun = Instant::now();
             if let Err(why) = self.write(batches) {
                 self.shared.fail(why);
@@ -53,14 +53,14 @@ impl Sender {
             }
             last = (mutations, (begun.elapsed() / LINGER_PART).min(LINGER_MAX));
         }
-        self.flusher.stop(&self.shared, self.next, self.shared.row_cache.durable());
+        self.flusher.stop(&self.shared, self.next, self.shared.row_cache.stored_position());
     }
 
-    fn write(&mut self, batches: Vec<(Position, Vec<Mutation>)>) -> Result<(), EngineError> {
-        let bytes = batches.iter().map(|(_, mutations)| queued_bytes(mutations)).sum();
-        let Some(position) = batches.last().map(|(position, _)| *position) else { return Ok(()) };
+    fn write(&mut self, batches: Vec<Queued>) -> Result<(), EngineError> {
+        let bytes = batches.iter().map(|batch| queued_bytes(&batch.mutations)).sum();
+        let Some(position) = batches.last().map(|batch| batch.position) else { return Ok(()) };
         let mut rows = RowChanges::new();
-        for mutation in batches.into_iter().flat_map(|(_, mutations)| mutations) {
+        for mutation in batches.into_iter().flat_map(|batch| batch.mutations) {
             let mut key = Vec::new();
             mutation.key.borrow().encode_into(&mut key);
             rows.insert(key.into(), mutation.value);
@@ -129,11 +129,22 @@ impl Sender {
                     since = Instant::now();
                 }
             }
-            if since.elapsed() > shared.deadline {
+            // Behind a local log nothing is lost by waiting.
+            let may_give_up = shared.local.is_none() || shared.is_stopping();
+            if may_give_up && since.elapsed() > shared.deadline {
+                let advice = match shared.local {
+                    None => {
+                        "changes that were not acknowledged as durable are lost; see to the \
+                         store, then end this process and start it again"
+                    }
+                    Some(_) => {
+                        "the changes are kept in the log directory, and the next mount on this \
+                         machine uploads them"
+                    }
+                };
                 return Err(EngineError::Io(format!(
                     "metadata in a bucket: nothing could be written to {} for {} s ({why}); \
-                     changes that were not acknowledged as durable are lost; see to the store, \
-                     then end this process and start it again",
+                     {advice}",
                     shared.store.shown(),
                     shared.deadline.as_secs()
                 )));
@@ -141,7 +152,7 @@ impl Sender {
             if std::mem::replace(&mut told, true) {
                 log::debug!("{why}; trying again");
             } else {
-                log::warn!("{why}; trying again until it is in, for {:?}", shared.deadline);
+                log::warn!("{why}; trying again until it is in");
             }
             let pause = if is_full { PAUSE_FULL } else { PAUSE };
             thread::sleep(pause.min(shared.deadline / 4));

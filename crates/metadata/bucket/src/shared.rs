@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 
 use kestrel_blockstore::named::{ETag, NamedObject, NamedStore};
 use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
+use kestrel_engine::local_log::LoggedBatch;
 use kestrel_engine::row_cache::RowCache;
 use kestrel_engine::{
     BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard,
 };
 use kestrel_types::ids::Position;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::Uuid;
 use crate::health::{Health, failed, read_checked};
+use crate::local::{Local, Queued};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::tree::Tree;
 
@@ -23,6 +25,10 @@ use crate::tree::Tree;
 const VALUE_MAX: usize = 16 << 20;
 /// Most bytes of a batch: it becomes one log object.
 const BATCH_BYTES_MAX: usize = 512 << 20;
+/// How long a commit waits for room on the disk of a log directory.
+const LOCAL_ROOM_WAIT: Duration = Duration::from_secs(5);
+/// Bytes of batches for which an upload does not wait for more.
+const UPLOAD_BYTES: usize = 4 << 20;
 /// Most bytes of batches that wait for the store.
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
@@ -36,13 +42,19 @@ pub struct Published {
 
 /// Batches that no log object has yet.
 struct Queue {
-    batches: VecDeque<(Position, Vec<Mutation>)>,
+    batches: VecDeque<Queued>,
+    /// Age of the oldest batch under way.
+    under_way: Option<Instant>,
     /// Of these.
     mutations: usize,
     /// Of these and those under way.
     bytes: usize,
     /// Newest position.
     position: Position,
+    /// Newest position that may be uploaded: the local log has it durably.
+    logged: Position,
+    /// Up to here a caller waits for the upload.
+    wanted: Position,
     /// The epoch that commits must have.
     epoch: Epoch,
     failure: Option<EngineError>,
@@ -58,6 +70,7 @@ pub struct EngineCounters {
     pub mutations: AtomicU64,
     pub log_objects: AtomicU64,
     pub log_bytes: AtomicU64,
+    pub local_syncs: AtomicU64,
     pub flushes: AtomicU64,
     pub hits: AtomicU64,
     pub reads: AtomicU64,
@@ -79,12 +92,16 @@ pub struct EngineShared {
     pub row_cache: RowCache,
     pub before_sync: BeforeSync,
     pub counters: EngineCounters,
+    /// Where batches are durable before they are uploaded, if that is wanted.
+    pub local: Option<Local>,
     published: Mutex<Published>,
     queue: Mutex<Queue>,
     /// The queue has batches, or the engine stops.
     news: Condvar,
     /// There is room in the queue, or there will be none.
     room: Condvar,
+    /// The local log has something to be synced, or the engine stops.
+    appended: Condvar,
     /// The shard is another process's now, or not what it was: rows must not be read.
     lost: AtomicBool,
     confirmations: AtomicU64,
@@ -103,6 +120,7 @@ pub struct Parts {
     pub before_sync: BeforeSync,
     pub published: Published,
     pub position: Position,
+    pub local: Option<Local>,
 }
 
 impl EngineShared {
@@ -120,12 +138,16 @@ impl EngineShared {
             row_cache: RowCache::new(parts.position, parts.row_bytes),
             before_sync: parts.before_sync,
             counters: EngineCounters::default(),
+            local: parts.local,
             published: Mutex::new(parts.published),
             queue: Mutex::new(Queue {
                 batches: VecDeque::new(),
+                under_way: None,
                 mutations: 0,
                 bytes: 0,
                 position: parts.position,
+                logged: parts.position,
+                wanted: 0,
                 epoch,
                 failure: None,
                 full: false,
@@ -133,6 +155,7 @@ impl EngineShared {
             }),
             news: Condvar::new(),
             room: Condvar::new(),
+            appended: Condvar::new(),
             lost: AtomicBool::new(false),
             confirmations: AtomicU64::new(0),
         }
@@ -267,8 +290,17 @@ impl EngineShared {
             if queue.full && kind == BatchKind::Growing {
                 return Err(EngineError::NoSpace);
             }
-            if queue.bytes <= QUEUE_BYTES_MAX {
-                break;
+            if queue.bytes <= self.local.as_ref().map_or(QUEUE_BYTES_MAX, |it| it.backlog_max) {
+                match self.append(&mut queue, kind, &mutations) {
+                    Ok(true) => break,
+                    Ok(false) => continue,
+                    Err(why @ EngineError::NoSpace) => return Err(why),
+                    Err(why) => {
+                        drop(queue);
+                        self.fail(why.clone());
+                        return Err(why);
+                    }
+                }
             }
             if self.room.wait_until(&mut queue, until).timed_out() {
                 return Err(EngineError::Io(format!(
@@ -278,17 +310,125 @@ impl EngineShared {
                 )));
             }
         }
-        queue.position += 1;
-        queue.bytes += bytes;
-        queue.mutations += mutations.len();
-        let position = queue.position;
-        self.row_cache.apply(position, &mutations);
-        queue.batches.push_back((position, mutations));
+        let position = self.enqueue(&mut queue, mutations);
         drop(queue);
         self.news.notify_one();
+        self.appended.notify_one();
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.counters.mutations.fetch_add(count, Ordering::Relaxed);
         Ok(position)
+    }
+
+    /// Appends a batch to the local log, if there is one. False: its disk was full, something has
+    /// been uploaded since, and it may be tried again.
+    fn append(
+        &self,
+        queue: &mut MutexGuard<'_, Queue>,
+        kind: BatchKind,
+        mutations: &[Mutation],
+    ) -> Result<bool, EngineError> {
+        let Some(local) = &self.local else { return Ok(true) };
+        match local.log.append(kind, mutations) {
+            Ok(position) if position == queue.position + 1 => Ok(true),
+            Ok(position) => Err(EngineError::Io(format!(
+                "log directory: a batch has position {position} there, and follows {}",
+                queue.position
+            ))),
+            // What is uploaded makes room.
+            Err(EngineError::NoSpace) if queue.bytes > 0 => {
+                let stored = self.row_cache.stored_position();
+                queue.wanted = queue.position;
+                self.news.notify_all();
+                self.room.wait_for(queue, LOCAL_ROOM_WAIT);
+                match self.row_cache.stored_position() > stored || queue.failure.is_some() {
+                    true => Ok(false),
+                    false => Err(EngineError::NoSpace),
+                }
+            }
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Applies a batch and queues it for the store.
+    fn enqueue(&self, queue: &mut Queue, mutations: Vec<Mutation>) -> Position {
+        queue.position += 1;
+        queue.bytes += queued_bytes(&mutations);
+        queue.mutations += mutations.len();
+        let position = queue.position;
+        self.row_cache.apply(position, &mutations);
+        queue.batches.push_back(Queued { position, mutations, at: Instant::now() });
+        if self.local.is_none() {
+            queue.logged = position;
+        }
+        position
+    }
+
+    /// Takes in batches of the local log that the bucket does not have; they follow what it has.
+    pub fn take_in(&self, batches: Vec<LoggedBatch>) {
+        let mut queue = self.queue.lock();
+        for batch in batches {
+            self.enqueue(&mut queue, batch.mutations);
+        }
+    }
+
+    /// Waits until the local log has something that is not synced. False: it has not, and will not
+    /// have.
+    pub fn wait_appended(&self, local: &Local) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.failure.is_none() {
+            if local.log.position() > queue.logged {
+                return true;
+            }
+            if queue.stopping {
+                return false;
+            }
+            self.appended.wait(&mut queue);
+        }
+        false
+    }
+
+    /// The local log has everything up to `position`, durably: it is acknowledged, unless this
+    /// process has lost the rows meanwhile.
+    pub fn logged(&self, position: Position) {
+        {
+            let mut queue = self.queue.lock();
+            if queue.failure.is_some() {
+                return;
+            }
+            queue.logged = position;
+        }
+        self.counters.local_syncs.fetch_add(1, Ordering::Relaxed);
+        self.row_cache.logged(position);
+        self.news.notify_one();
+    }
+
+    /// [`kestrel_engine::Engine::upload`].
+    ///
+    /// # Errors
+    /// As that has them.
+    pub fn upload(&self, position: Position) -> Result<(), EngineError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        let until = Instant::now() + self.deadline;
+        let mut queue = self.queue.lock();
+        let target = position.min(queue.position);
+        queue.wanted = queue.wanted.max(target);
+        self.news.notify_all();
+        while self.row_cache.stored_position() < target {
+            if let Some(why) = &queue.failure {
+                return Err(why.clone());
+            }
+            if self.room.wait_until(&mut queue, until).timed_out() {
+                return Err(EngineError::Io(format!(
+                    "metadata in a bucket: {} bytes of changes are not in {} yet, which does not \
+                     take them; they are kept in {}, and the next mount on this machine uploads \
+                     them",
+                    queue.bytes,
+                    self.store.shown(),
+                    local.dir.lock().path().display()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Newest position, durable or not.
@@ -306,41 +446,73 @@ impl EngineShared {
         &self,
         bytes_max: usize,
         (answered, linger): (usize, Duration),
-    ) -> Option<Vec<(Position, Vec<Mutation>)>> {
+    ) -> Option<Vec<Queued>> {
         let mut queue = self.queue.lock();
         let expected = answered + queue.mutations;
         let until = Instant::now() + linger;
-        while queue.batches.is_empty() {
-            if queue.stopping || queue.failure.is_some() {
+        while !self.is_due(&queue) {
+            let is_over = queue.stopping && queue.batches.is_empty();
+            if is_over || queue.failure.is_some() {
                 return None;
             }
-            self.news.wait(&mut queue);
+            match (&self.local, queue.batches.front()) {
+                (Some(local), Some(first)) if first.position <= queue.logged => {
+                    let due = first.at + local.upload_every;
+                    self.news.wait_until(&mut queue, due);
+                }
+                _ => self.news.wait(&mut queue),
+            }
         }
-        while queue.mutations < expected
+        while self.local.is_none()
+            && queue.mutations < expected
             && queue.bytes < bytes_max
             && !queue.stopping
             && !self.news.wait_until(&mut queue, until).timed_out()
         {}
         let (mut taken, mut bytes) = (Vec::new(), 0);
+        let logged = queue.logged;
         while bytes < bytes_max
+            && queue.batches.front().is_some_and(|batch| batch.position <= logged)
             && let Some(batch) = queue.batches.pop_front()
         {
-            bytes += queued_bytes(&batch.1);
-            queue.mutations -= batch.1.len();
+            bytes += queued_bytes(&batch.mutations);
+            queue.mutations -= batch.mutations.len();
+            queue.under_way.get_or_insert(batch.at);
             taken.push(batch);
         }
         Some(taken)
     }
 
+    /// Whether there are batches that are to go to the store now.
+    fn is_due(&self, queue: &Queue) -> bool {
+        let Some(first) = queue.batches.front().filter(|it| it.position <= queue.logged) else {
+            return false;
+        };
+        let Some(local) = &self.local else { return true };
+        queue.stopping
+            || queue.wanted >= first.position
+            || queue.bytes >= UPLOAD_BYTES
+            || first.at.elapsed() >= local.upload_every
+    }
+
     /// The store has everything up to `position`; the last object was of so many queued bytes.
     pub fn stored(&self, position: Position, bytes: usize) {
+        if let Some(local) = &self.local {
+            if let Err(why) = local.log.retire(position) {
+                // Opening the log finds in the bucket what has been uploaded.
+                log::warn!("log directory: {why}; tried again after the next upload");
+            }
+            local.dir.lock().uploaded();
+        }
+        // Before the lock: a caller that waits for this looks while it has the lock.
+        self.row_cache.stored(position);
         {
             let mut queue = self.queue.lock();
             queue.bytes = queue.bytes.saturating_sub(bytes);
             queue.full = false;
+            queue.under_way = None;
         }
         self.room.notify_all();
-        self.row_cache.stored(position);
     }
 
     /// The store takes nothing, being full. Whether the rows are still this process's it is asked.
@@ -362,6 +534,7 @@ impl EngineShared {
     pub fn stop(&self) {
         self.queue.lock().stopping = true;
         self.news.notify_all();
+        self.appended.notify_all();
     }
 
     /// Whether the engine is being closed.
@@ -372,6 +545,15 @@ impl EngineShared {
     /// Whether nothing more will be written.
     pub fn has_failed(&self) -> bool {
         self.queue.lock().failure.is_some()
+    }
+
+    /// Whether this process may still say that batches of its local log are safe.
+    ///
+    /// # Errors
+    /// Why not: it has lost the rows, say, and the volume goes on without these batches.
+    pub fn acknowledges(&self) -> Result<(), EngineError> {
+        let failure = || self.queue.lock().failure.clone();
+        self.local.as_ref().and_then(|_| failure()).map_or(Ok(()), Err)
     }
 
     /// Nothing more will be written.
@@ -388,6 +570,7 @@ impl EngineShared {
         drop(queue);
         self.room.notify_all();
         self.news.notify_all();
+        self.appended.notify_all();
         self.row_cache.failed(why);
     }
 
@@ -430,22 +613,47 @@ impl EngineShared {
         self.row_cache.tap(tap)
     }
 
+    /// Bytes that have yet to be uploaded, and the age of the oldest, milliseconds.
+    fn backlog(&self) -> (u64, u64) {
+        if self.local.is_none() {
+            return (0, 0);
+        }
+        let queue = self.queue.lock();
+        let oldest = queue.under_way.or_else(|| queue.batches.front().map(|first| first.at));
+        let age = oldest.map_or(0, |at| at.elapsed().as_millis());
+        (queue.bytes as u64, u64::try_from(age).unwrap_or(u64::MAX))
+    }
+
     /// [`kestrel_engine::Engine::stats`].
     pub fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let EngineCounters {
-            commits, mutations, log_objects, log_bytes, flushes, hits, reads, ..
+            commits,
+            mutations,
+            log_objects,
+            log_bytes,
+            local_syncs,
+            flushes,
+            hits,
+            reads,
+            ..
         } = &self.counters;
         let view = self.tree.view();
         let memtables = std::iter::once(&view.active).chain(&view.frozen);
         let dirty: u64 = memtables.map(|memtable| memtable.bytes() as u64).sum();
         let tables = view.runs.iter().flat_map(|run| run.iter());
         let memory = self.row_cache.stats();
+        let (backlog_bytes, backlog_age_ms) = self.backlog();
+        let syncs = if self.local.is_some() { local_syncs } else { log_objects };
         EngineStats {
             commits: load(commits),
             mutations: load(mutations),
             log_bytes: load(log_bytes),
-            syncs: load(log_objects),
+            syncs: load(syncs),
+            log_disk_bytes: self.local.as_ref().map_or(0, |local| local.log.disk_bytes()),
+            backlog_bytes,
+            backlog_age_ms,
+            uploads_behind: self.local.is_some(),
             memory_hits: load(hits),
             run_reads: load(reads),
             memory_bytes: memory.memory_bytes + dirty,

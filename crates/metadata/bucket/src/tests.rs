@@ -3,8 +3,10 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `tests/process.rs` | a store as one process sees it: it fails, hangs, and ends |
+//! | `tests/behind.rs` | engines with a log directory |
 //! | `tests/damage.rs` | objects that were changed behind the engine's back |
 
+mod behind;
 mod damage;
 mod process;
 

@@ -7,7 +7,7 @@ use std::io;
 
 use kestrel_types::ids::Position;
 
-use super::small_record::{ADVICE, RecordKind, Uuid};
+use super::small_record::{ADVICE, RecordKind, Uuid, copy_of};
 use crate::EngineError;
 use crate::disk::Disk;
 
@@ -31,6 +31,17 @@ pub(crate) struct Checkpoint {
 pub(crate) fn write(disk: &dyn Disk, uuid: &Uuid, checkpoint: Checkpoint) -> io::Result<()> {
     let Checkpoint { position, generation, durable } = checkpoint;
     KIND.write(disk, NAME, uuid, [position, generation, durable, 0])
+}
+
+/// Removes the checkpoint, if there is one; the caller syncs names.
+pub(crate) fn remove(disk: &dyn Disk) -> io::Result<()> {
+    for name in [NAME.to_string(), copy_of(NAME)] {
+        match disk.remove(&name) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Reads the checkpoint; `None` if there is none.

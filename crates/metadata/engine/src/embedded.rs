@@ -355,6 +355,7 @@ impl Shared {
             log_disk_bytes: self.log.disk_bytes(),
             run_disk_bytes: self.runs.disk_bytes(),
             flushes: load(&self.counters.flushes),
+            ..EngineStats::default()
         }
     }
 }

@@ -182,6 +182,10 @@ impl<L: Layer> Engine for L {
         Layer::sync(self)
     }
 
+    fn upload(&self, position: Position) -> Result<(), EngineError> {
+        self.below().upload(position)
+    }
+
     fn settle(&self) -> Result<(), EngineError> {
         Layer::sync(self)?;
         self.below().settle()

@@ -38,6 +38,7 @@
 //! | --- | --- |
 //! | [`embedded`] | the engine on a local disk |
 //! | `log`, `disk` | its log; the few file operations that the log needs |
+//! | [`local_log`] | the same log for an engine with its rows elsewhere |
 //! | `checkpoint`, `fence` | where reading the log begins; the epoch of the files |
 //! | `small_record` | the layout of records of 64 bytes, which are kept twice |
 //! | `rows`, `scan` | rows in memory; scans that merge them with those below |
@@ -70,6 +71,7 @@ pub mod exercise;
 mod fence;
 mod latency_hint;
 mod layer;
+pub mod local_log;
 mod log;
 pub mod memory;
 pub mod row_cache;
@@ -243,6 +245,17 @@ pub trait Engine: Send + Sync {
     /// Makes everything committed so far durable. Blocks.
     fn sync(&self) -> Result<(), EngineError>;
 
+    /// Waits until other machines that read the store see everything up to `position`, or
+    /// everything committed so far for [`Position::MAX`]. Only an engine that acknowledges batches
+    /// before they are in the store that others reach has something to wait for; of all others
+    /// what is durable is there.
+    ///
+    /// # Errors
+    /// If they are not there in time, or never will be.
+    fn upload(&self, _position: Position) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Makes everything durable, for a clean end: a sharer of the engine calls this before the last
     /// reference goes away. May do more, so that opening takes less time.
     ///
@@ -291,6 +304,12 @@ pub struct EngineStats {
     pub run_disk_bytes: u64,
     /// Flushes from memory to sorted runs.
     pub flushes: u64,
+    /// Bytes of batches that are durable on this machine only, and have yet to be uploaded.
+    pub backlog_bytes: u64,
+    /// Age of the oldest of them, milliseconds.
+    pub backlog_age_ms: u64,
+    /// Whether the engine has a log on this machine in front of a store elsewhere.
+    pub uploads_behind: bool,
 }
 
 /// Why an engine could not execute a call.

@@ -6,6 +6,7 @@
 //! the store has are kept as long as there is room.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
 use kestrel_types::ids::Position;
@@ -48,6 +49,8 @@ pub struct RowCache {
     taps: Arc<Taps>,
     hand: Mutex<Hand>,
     row_bytes: usize,
+    /// Newest position that the store below has.
+    stored: AtomicU64,
 }
 
 impl RowCache {
@@ -57,7 +60,8 @@ impl RowCache {
         let waiters = Waiters::default();
         waiters.advance(position);
         let hand = Mutex::new(Hand { shard: 0, cleaned: position });
-        Self { rows: MemoryRows::new(), waiters, taps: Arc::default(), hand, row_bytes }
+        let (rows, stored) = (MemoryRows::new(), AtomicU64::new(position));
+        Self { rows, waiters, taps: Arc::default(), hand, row_bytes, stored }
     }
 
     /// The batch at `position` is committed: shows it to taps, then to readers. One call at a time,
@@ -70,9 +74,15 @@ impl RowCache {
         });
     }
 
+    /// Batches up to `position` are durable, and the store below may not have them yet.
+    pub fn logged(&self, position: Position) {
+        self.waiters.advance(position);
+    }
+
     /// The store below has all batches up to `position`, durably.
     pub fn stored(&self, position: Position) {
         self.waiters.advance(position);
+        self.stored.fetch_max(position, Ordering::AcqRel);
         let half_full =
             self.rows.dirty() > self.row_bytes / 4 || self.rows.bytes() > self.row_bytes / 16 * 15;
         if half_full {
@@ -103,7 +113,7 @@ impl RowCache {
     /// Marks all that the store has as such, and lets go of it: for tests of reads that go to the
     /// store.
     pub fn forget(&self) {
-        let stored = self.durable();
+        let stored = self.stored.load(Ordering::Acquire);
         for group in self.rows.take_dirty() {
             self.rows.clean(group, stored);
         }
@@ -193,6 +203,11 @@ impl RowCache {
     /// [`super::Engine::durable`].
     pub fn durable(&self) -> Position {
         self.waiters.durable()
+    }
+
+    /// Newest position that the store below has.
+    pub fn stored_position(&self) -> Position {
+        self.stored.load(Ordering::Acquire)
     }
 
     /// [`super::Engine::on_durable`].

@@ -49,7 +49,7 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::quota::{OverSince, QuotaInfo};
@@ -299,6 +299,15 @@ impl Node {
             let taken_back = self.engine.commit(BatchKind::Freeing, vec![without("usage")]);
             self.closed.store(taken_back.is_err(), Ordering::Release);
         }
+    }
+
+    /// [`Engine::upload`] of everything committed so far: before something happens that other
+    /// machines see, or that cannot be taken back, because of it.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn upload(&self) -> FsResult<()> {
+        self.engine.upload(Position::MAX).map_err(engine_error)
     }
 
     fn usage_now(&self) -> [i64; 3] {

@@ -97,6 +97,16 @@ fn holds(status: &Value, verbose: bool, page: &mut LabelledLines) {
         metadata += &format!(", {} on disk", bytes(size));
     }
     page.line("metadata", format!("{metadata}; durability {}", text(status, "durability")));
+    let backlog = &status["upload_backlog"];
+    if let (Some(behind), Some(age)) =
+        (backlog["bytes"].as_u64(), backlog["oldest_seconds"].as_f64())
+    {
+        let line = match behind {
+            0 => "the bucket has every change".into(),
+            _ => format!("{} not in the bucket yet, the oldest {age:.1} s old", bytes(behind)),
+        };
+        page.line("log directory", line);
+    }
     let mut storage = status["storage"].as_str().unwrap_or("inside the volume").to_string();
     match (status["objects"].as_u64(), status["object_bytes"].as_u64()) {
         (Some(objects), Some(referred)) => {

@@ -245,10 +245,11 @@ impl Node {
     fn take_objects(&self, count: u32) -> FsResult<(ObjectId, Position)> {
         let count = u64::from(count);
         let Some(cluster) = &self.core.cluster else {
-            return self
-                .objects
-                .take_in_block(&*self.engine, count, u64::MAX)
-                .map_err(engine_error);
+            let taken = self.objects.take_in_block(&*self.engine, count, u64::MAX);
+            let (first, wait) = taken.map_err(engine_error)?;
+            // Another machine that takes the volume over must not hand them out again, either.
+            self.engine.upload(wait).map_err(engine_error)?;
+            return Ok((first, wait));
         };
         let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
         let (first, wait) = taken.map_err(engine_error)?;
