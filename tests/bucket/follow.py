@@ -8,9 +8,9 @@
 Each process of a storm counts up, in a directory of its own. For each number it replaces the file
 `counter` by one that has the number again and again (by rename), makes `m/NUMBER` and removes an
 older one, and renames `at-BEFORE` to `at-NUMBER`: in this order, one after the other. So where
-`at-N` is seen, a later look must find at least N in `counter` and `m`, nothing may ever go back, and
-`m` has no gaps. The log has a line for each number: directory, number, monotonic time of the last
-acknowledgement. A watch compares with it how late the mount is, and fails if that is more than
+`at-N` is seen, a later look must find at least N in `counter` and `m`, nothing may ever go back,
+and `m` has no gaps. The log has a line for each number: directory, number, monotonic time of the
+last acknowledgement. A watch compares with it how late the mount is, and fails if that is more than
 BOUND seconds.
 """
 

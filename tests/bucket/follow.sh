@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Mounts with --read-only of a volume in a bucket follow the one that writes. Followers reach the
 # store by a proxy of their own, which refuses whatever would change something. Writers are killed
-# and replaced, followers stopped, the store goes away; what followers show is compared with what the
-# writer acknowledged (follow.py).
+# and replaced, followers stopped, the store goes away; what followers show is compared with what
+# the writer acknowledged (follow.py).
 #
-# STORM: seconds of each storm of changes (default 3). LATENCY: milliseconds of every request.
+# STORM: seconds of each storm of changes (default 3). PROCESSES: how many make them (3). LATENCY:
+# milliseconds of every request (0).
 set -euo pipefail
 . "$(dirname "$0")/../s3/lib.sh"
-storm=${STORM:-3} latency=${LATENCY:-0}
+storm=${STORM:-3} latency=${LATENCY:-0} processes=${PROCESSES:-3}
 py=$ROOT/tests/bucket/follow.py
 export KESTREL_RUNTIME_DIR=$WORK/run
 kestrel-s3proxy serve --store "unix:$WORK/s3.sock" >"$WORK/reader.out" 2>"$WORK/proxy.err" 9>&- &
@@ -46,7 +47,8 @@ follows() {
 }
 # the process of a follower
 pid_of() {
-    "$KESTREL" status "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+    "$KESTREL" status "$1" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
 }
 # status_of DIR FIELD: of what a follower says about following
 status_of() {
@@ -62,7 +64,8 @@ faults $slow
 
 on a format "$url" >/dev/null
 refuses "no volume at another prefix" "no KestrelFS volume here" \
-    on reader mount "s3://$S3_BUCKET/nothing?${query/$S3_ENDPOINT/http:\/\/$reader}" "$f1" --read-only
+    on reader mount "s3://$S3_BUCKET/nothing?${query/$S3_ENDPOINT/http:\/\/$reader}" "$f1" \
+    --read-only
 refuses "--take-over besides" "leave one of the two out" follows "$f1" --take-over
 refuses "--follow-every without --read-only" "with --read-only" on a mount "$url" "$w" \
     --follow-every 1s
@@ -71,7 +74,7 @@ check "of an empty volume" test -z "$(ls -A "$f1")"
 # Small memtables: the log goes into tables again and again.
 check "a writer beside it" on a mount "$url" "$w" --metadata-memory 16M
 check "more followers" follows "$f2" --follow-every 200ms
-check "and one by -o ro" env KESTREL_STATE_DIR="$WORK/reader" "$KESTREL" mount "$read_url" "$f3" -o ro
+check "and one by -o ro" on reader mount "$read_url" "$f3" -o ro
 mkdir "$w/d" && ln -s target "$w/link" && setfattr -n user.a -v b "$w/d" && ln "$w/link" "$w/d/hard"
 head -c 3000000 /dev/urandom >"$w/big"
 
@@ -96,7 +99,7 @@ bound=$(python3 -c "print(1.6 + 12 * $latency / 1000)")
 watched "$f1" "$(python3 -c "print(1 + $bound)")"
 watched "$f2" "$(python3 -c "print(0.2 + $bound)")"
 watched "$f3" "$(python3 -c "print(1 + $bound)")"
-check "changes" python3 "$py" storm "$w" "$log" "$storm" 3
+check "changes" python3 "$py" storm "$w" "$log" "$storm" "$processes"
 watchers_end "changes"
 for follower in "$f1" "$f2" "$f3"; do
     check "$(basename "$follower") has all of it" python3 "$py" same "$w" "$follower" 5
@@ -114,7 +117,8 @@ check "and read" cmp "$w/big" "$f2/.snap/monday/big"
 refuses "no snapshot is made" "mount the volume for writing" "$KESTREL" snapshot create "$f1" x
 refuses "nothing is published" "mount the volume for writing" "$KESTREL" publish "$f1" v1
 refuses "nothing is written" "Read-only" touch "$f1/x"
-refuses "no remount for writing" "without --read-only" on reader mount "$read_url" "$f1" -o remount,rw
+refuses "no remount for writing" "without --read-only" \
+    on reader mount "$read_url" "$f1" -o remount,rw
 snap=$WORK/snap
 mkdir "$snap"
 check "a snapshot is mounted beside the writer" on reader mount \
@@ -127,14 +131,14 @@ stopped=$(pid_of "$f3")
 kill -STOP "$stopped"
 watched "$f1" 9
 watched "$f2" 9
-python3 "$py" storm "$w" "$log" "$storm" 3 >"$WORK/storm.out" 2>&1 &
+python3 "$py" storm "$w" "$log" "$storm" "$processes" >"$WORK/storm.out" 2>&1 &
 storming=$!
 sleep 1
 kill -9 "$(KESTREL_STATE_DIR=$WORK/a volume_pid "$url")"
 umount -l "$w"
 wait "$storming" || true
 check "another machine takes over" on b mount "$url" "$w" --take-over --metadata-memory 16M
-check "changes go on" python3 "$py" storm "$w" "$log" 1 3
+check "changes go on" python3 "$py" storm "$w" "$log" 1 "$processes"
 watchers_end "takeover"
 kill -CONT "$stopped"
 check "a stopped follower shows nothing old when it goes on" python3 "$py" same "$w" "$f3" 0.5

@@ -1,11 +1,11 @@
 //! Following: a volume that a bucket has all of, read beside the process that writes it
-//! (`docs/operations/bucket.md`, "Follow the writer").
+//! (`docs/operations/bucket.md`, "Read beside the writer").
 //!
 //! No lock of the volume is taken and nothing is written to the bucket: any number of processes
 //! follow one writer, on any machine, also while none writes. A thread reads the log on
-//! ([`kestrel_bucket::Follower`]); each moment that it comes to has a metadata node of its own, which
-//! answers all requests that come until the next one. So a request sees one moment, wholly, and one
-//! that begins after another one has been answered sees the same moment or a later one.
+//! ([`kestrel_bucket::Follower`]); each moment that it comes to has a metadata node of its own,
+//! which answers all requests that come until the next one. So a request sees one moment, wholly,
+//! and one that begins after another one has been answered sees the same moment or a later one.
 //!
 //! | file | |
 //! | --- | --- |
@@ -38,7 +38,7 @@ pub use poller::FollowStatus;
 /// How often a follower looks for changes by default.
 pub const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 
-/// The node of a volume whose rows a bucket has.
+/// The node of a volume of which a bucket has all rows.
 const NODE: u32 = 0;
 
 /// A volume that is followed, with a file system running on it.

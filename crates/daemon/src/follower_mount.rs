@@ -1,5 +1,5 @@
-//! The mount of a volume that is followed: it reads beside the process that writes, and answers what
-//! only reads.
+//! The mount of a volume that is followed: it reads beside the process that writes, and answers
+//! what only reads.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -787,7 +787,11 @@ fn attend(
         }),
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
-        listing_ttl: Some(args.listing_timeout),
+        // What came with a listing would be of a moment that other answers have left behind.
+        listing_ttl: Some(match plan.source {
+            Source::Followed(..) => Duration::ZERO,
+            _ => args.listing_timeout,
+        }),
         nodes_max: memory.nodes_max(),
         shortcut: match args.no_shortcut {
             true => ShortcutConfig::Off,

@@ -48,6 +48,9 @@ enum Later {
     Tell(Box<dyn FnOnce() + Send>),
 }
 
+/// Requests that a node is asked together.
+type Batch = (Arc<Node>, Vec<(Request, Done)>);
+
 struct Waiting {
     /// The look that it waits for.
     look: u64,
@@ -239,7 +242,7 @@ impl Shared {
 
     /// A look has ended.
     fn looked(&self) {
-        // Under the lock: who is about to wait has seen the end, or hears of it.
+        // Under the lock: a thread that is about to wait has seen the end, or hears of it.
         drop(self.queue.lock());
         self.changed.notify_one();
     }
@@ -325,7 +328,7 @@ impl Metadata for FollowedMetadata {
     }
 
     fn submit_many(&self, requests: Vec<(Request, Done)>) {
-        let mut prepared: Vec<(Arc<Node>, Vec<(Request, Done)>)> = Vec::new();
+        let mut prepared: Vec<Batch> = Vec::new();
         for (request, done) in requests {
             let Some((node, request, done)) = self.shared.prepare(request, 0, done) else {
                 continue;

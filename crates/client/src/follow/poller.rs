@@ -10,7 +10,7 @@ use kestrel_types::clock::Clock;
 use kestrel_types::error::FsError;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-/// Times that a moment is looked for again whose tables are gone before its node is open.
+/// Times that a moment is looked for, if tables of it are gone before its node is open.
 const OPENS_MAX: usize = 3;
 
 /// A look that takes longer than this may take long: the store does not answer.

@@ -1,13 +1,14 @@
-//! Following: the rows of a node as the process that writes them has made them durable, read without
-//! a claim. A follower writes nothing to the store; any number of them read beside one writer.
+//! Following: the rows of a node as the process that writes them has made them durable, read
+//! without a claim. A follower writes nothing to the store; any number of them read beside one
+//! writer.
 //!
 //! | file | what it has |
 //! | --- | --- |
 //! | `follow/rows.rs` | [`FollowedRows`]: the rows of one moment, as an engine |
 //! | `follow/live_log.rs` | rows of the log that no table has, as layers that never change |
 //!
-//! [`Follower::poll`] reads the log on from where it ended the last time, and the manifest after the
-//! first object that is missing. The order tells why it is missing: log objects go only after a
+//! [`Follower::poll`] reads the log on from where it ended the last time, and the manifest after
+//! the first object that is missing. The order tells why it is missing: log objects go only after a
 //! manifest does not need them any more, so if the manifest that was read *afterwards* still needs
 //! that object, it has not been made.
 //!
@@ -19,8 +20,9 @@
 //!   manifest.
 //!
 //! **One moment.** Log objects have whole batches, and the log has one order, whatever processes
-//! wrote it: a fence or an earlier process's last object are places in it like others. What is shown
-//! is a prefix of the log and never changes ([`FollowedRows`]); the next poll makes another one.
+//! wrote it: a fence or an earlier process's last object are places in it like others. What is
+//! shown is a prefix of the log and never changes ([`FollowedRows`]); the next poll makes another
+//! one.
 //! Positions, epochs and revisions never fall; a bucket in which they do has had an older state
 //! brought back, and is not followed there.
 
@@ -46,8 +48,8 @@ use crate::{BucketUrl, Uuid};
 use live_log::LiveLog;
 pub use rows::FollowedRows;
 
-/// Times that a poll begins anew because what it wants is gone again: each time a writer has written
-/// a whole memtable meanwhile.
+/// Times that a poll begins anew because what it wants is gone again: each time a writer has
+/// written a whole memtable meanwhile.
 const ROUNDS_MAX: usize = 20;
 
 /// How often it is looked whether the store has lost an object that the follower waits for.
@@ -86,7 +88,8 @@ pub struct Follower {
     log_epoch: u64,
     /// Log objects that the last poll found.
     found_before: usize,
-    looked_for_lost: Instant,
+    /// When it was looked for an object that the store has lost; `None`: the next poll looks.
+    looked_for_lost: Option<Instant>,
     shown: Arc<FollowedRows>,
     /// The rows are not those that are shown any more.
     is_changed: bool,
@@ -142,7 +145,7 @@ impl Follower {
             position: 0,
             log_epoch: 0,
             found_before: READ_AHEAD,
-            looked_for_lost: Instant::now(),
+            looked_for_lost: Some(Instant::now()),
             shown,
             is_changed: true,
         };
@@ -162,7 +165,7 @@ impl Follower {
         }
     }
 
-    /// Whether the store answers; shared with who wants to know while a poll is under way.
+    /// How long the store has not answered; other threads may ask while a poll is under way.
     pub fn silence(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let health = self.health.clone();
         move || health.silence()
@@ -187,6 +190,14 @@ impl Follower {
     /// `Refused` if the rows are another volume's now, gone, of a newer format, or older than they
     /// were; `Corrupt` for objects that are damaged or were lost; the store's.
     pub fn poll(&mut self) -> Result<(), EngineError> {
+        let polled = self.read_on();
+        if let Err(EngineError::Corrupt(_)) = &polled {
+            self.looked_for_lost = None;
+        }
+        polled
+    }
+
+    fn read_on(&mut self) -> Result<(), EngineError> {
         let mut gap_at = None;
         for _ in 0..ROUNDS_MAX {
             let end = self.read_log()?;
@@ -337,13 +348,13 @@ impl Follower {
 
     /// Now and then: whether there are objects behind the one that is waited for.
     fn look_for_lost(&mut self) -> Result<(), EngineError> {
-        if self.looked_for_lost.elapsed() < LOST_LOOK {
+        if self.looked_for_lost.is_some_and(|looked| looked.elapsed() < LOST_LOOK) {
             return Ok(());
         }
         let below = self.name("log/");
         let listed = self.health.watch(|| self.store.list(&below));
         let listed = listed.map_err(|why| failed(&*self.store, &why))?;
-        self.looked_for_lost = Instant::now();
+        self.looked_for_lost = Some(Instant::now());
         let is_behind = listed.iter().filter_map(|(name, _)| number_of(name));
         if is_behind.max().is_none_or(|last| last <= self.next) {
             return Ok(());
@@ -352,8 +363,6 @@ impl Follower {
         if self.read_record(self.next)?.is_some() || self.read_manifest()?.log_first > self.next {
             return Ok(());
         }
-        // The next look comes with the next poll.
-        self.looked_for_lost -= LOST_LOOK;
         Err(self.lost())
     }
 

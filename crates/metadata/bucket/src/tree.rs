@@ -169,8 +169,8 @@ pub type Run = Vec<Arc<Table>>;
 pub struct View {
     /// Where the sender adds rows.
     pub active: Arc<MemTable>,
-    /// Those before it, the newest first: of a writer what is being written as tables, of a follower
-    /// all rows of the log.
+    /// Those before it, the newest first: of a writer what is being written as tables, of a
+    /// follower all rows of the log.
     pub frozen: Vec<Arc<MemTable>>,
     /// The newest first.
     pub runs: Vec<Arc<Run>>,

@@ -10,8 +10,8 @@ use crate::tree::MemTable;
 /// tables, so small ones leave sooner.
 const LAYER_BYTES_MAX: usize = 4 << 20;
 
-/// The older of two neighbours that are merged has at most so many times the bytes of the newer one,
-/// so that a row is copied a few times only.
+/// The older of two neighbours that are merged has at most so many times the bytes of the newer
+/// one, so that a row is copied a few times only.
 const MERGE_RATIO: usize = 2;
 
 struct Layer {
