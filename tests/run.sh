@@ -201,7 +201,7 @@ suites+=(
 )
 # Metadata in a bucket.
 bucket="env KESTREL_METADATA=bucket"
-storm="env STORM=$(size 3 20) LATENCY=$(size 0 20) PROCESSES=$(size 3 12)"
+storm="env STORM=$(size 2 20) LATENCY=$(size 0 20) PROCESSES=$(size 3 12)"
 compare="COMPARE_OPS=${BUCKET_COMPARE_OPS:-1000} COMPARE_SEEDS=1"
 suites+=(
     "bucket-volume 300 tests/bucket/volume.sh"

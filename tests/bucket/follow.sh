@@ -4,11 +4,11 @@
 # and replaced, followers stopped, the store goes away; what followers show is compared with what
 # the writer acknowledged (follow.py).
 #
-# STORM: seconds of each storm of changes (default 3). PROCESSES: how many make them (3). LATENCY:
+# STORM: seconds of each storm of changes (default 2). PROCESSES: how many make them (3). LATENCY:
 # milliseconds of every request (0).
 set -euo pipefail
 . "$(dirname "$0")/../s3/lib.sh"
-storm=${STORM:-3} latency=${LATENCY:-0} processes=${PROCESSES:-3}
+storm=${STORM:-2} latency=${LATENCY:-0} processes=${PROCESSES:-3}
 py=$ROOT/tests/bucket/follow.py
 export KESTREL_RUNTIME_DIR=$WORK/run
 kestrel-s3proxy serve --store "unix:$WORK/s3.sock" >"$WORK/reader.out" 2>"$WORK/proxy.err" 9>&- &
@@ -77,6 +77,13 @@ check "more followers" follows "$f2" --follow-every 200ms
 check "and one by -o ro" on reader mount "$read_url" "$f3" -o ro
 mkdir "$w/d" && ln -s target "$w/link" && setfattr -n user.a -v b "$w/d" && ln "$w/link" "$w/d/hard"
 head -c 3000000 /dev/urandom >"$w/big"
+# A memtable and more.
+python3 -c '
+import os, sys
+for number in range(48):
+    path = f"{sys.argv[1]}/d/{number}"
+    open(path, "x").close()
+    os.setxattr(path, "user.large", os.urandom(60000))' "$w"
 
 echo "-- a storm"
 # watched DIR BOUND: in the background, over the next storm
@@ -157,6 +164,8 @@ check "and the status is well" wait_until 5 not prints "not up to date" "$KESTRE
 echo "-- idle"
 "$KESTREL" umount "$f2"
 "$KESTREL" umount "$f3"
+"$KESTREL" umount "$w"
+sleep 1
 requests() {
     kestrel-s3proxy counts --control "$reader_control" | python3 -c '
 import json, sys
@@ -168,7 +177,6 @@ idle=$(($(requests) - before))
 check "two requests a look without changes ($idle in 2 s)" test "$idle" -le 6
 
 echo "-- the volume is formatted anew"
-"$KESTREL" umount "$w"
 check "format" on b format "$url" --force
 check "the follower says so" wait_until 10 prints "belongs to node 0 of the volume" \
     "$KESTREL" status "$f1"
@@ -177,6 +185,18 @@ check "it unmounts" "$KESTREL" umount "$f1"
 check "the new volume is followed" follows "$f1"
 check "and is empty" test -z "$(ls -A "$f1")"
 check "umount" "$KESTREL" umount "$f1"
+echo "-- an encrypted volume"
+"$KESTREL" key create "$WORK/key" >/dev/null
+export KESTREL_KEY_FILE=$WORK/key
+secret=${url/followed/secret} read_url=${read_url/followed/secret}
+check "format" on a format "$secret" --encrypt --compress zstd
+check "a writer" on a mount "$secret" "$w"
+check "a follower" follows "$f1" --follow-every 200ms
+head -c 200000 /dev/zero >"$w/big"
+cp -a "$py" "$w/"
+check "has all of it" python3 "$py" same "$w" "$f1" 5
+"$KESTREL" umount "$f1"
+"$KESTREL" umount "$w"
 refused=$(kestrel-s3proxy counts --control "$reader_control" | python3 -c '
 import json, sys
 found = json.load(sys.stdin)["requests"]

@@ -268,7 +268,6 @@ impl Follower {
     fn begin_from(&mut self, manifest: Manifest) {
         (self.next, self.position) = (manifest.log_first, manifest.position);
         self.log = LiveLog::default();
-        self.found_before = READ_AHEAD;
         self.runs = self.tree.runs(&manifest.runs);
         self.manifest = manifest;
         self.is_changed = true;
