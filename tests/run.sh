@@ -202,12 +202,14 @@ suites+=(
 # Metadata in a bucket.
 bucket="env KESTREL_METADATA=bucket"
 encrypted="$bucket KESTREL_ENCRYPT=1"
+storm="env STORM=$(size 2 20) LATENCY=$(size 0 20) PROCESSES=$(size 3 12)"
 compare="COMPARE_OPS=${BUCKET_COMPARE_OPS:-1000} COMPARE_SEEDS=1"
 suites+=(
     "bucket-volume 300 tests/bucket/volume.sh"
     "bucket-home 300 tests/bucket/home.sh"
     "bucket-encrypted 300 tests/bucket/encrypted.sh"
     "bucket-logdir 600 env CYCLES=${LOGDIR_CYCLES:-$(size 2 40)} tests/bucket/logdir.sh"
+    "bucket-follow 300 $storm tests/bucket/follow.sh"
     "versions 300 tests/versions/publish.sh"
     "versions-s3 600 env VERSIONS_BUCKET=1 tests/versions/publish.sh"
     "versions-served 300 $serve tests/versions/publish.sh"

@@ -85,6 +85,11 @@ for name in first@1 second@1; do
     check "$name is unmounted" off "$ver"
 done
 check "versions are listed" prints "first@1" on c version list "$url"
+refuses "a read-only mount without the key" "is encrypted; give its key" \
+    without mount "$url" "$ver" --read-only
+check "a read-only mount beside the writer" on c mount "$url" "$ver" --read-only
+check "it shows all of it" same "$(sums "$ver/apple")" "$right"
+check "and is unmounted" off "$ver"
 check "renamed" on b version rename "$url" second@1 third@1
 check "and deleted" on b version delete "$url" third@1
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     **{f"W{number}": "tests/posix/watch.sh" for number in range(1, 9)},
     "W9": "tests/cluster/leave.sh",
     "Q11": "tests/cluster/quotas.sh",
+    **{f"B{number}": "tests/bucket/follow.sh" for number in range(1, 6)},
     **{f"K{number}": "tests/s3/tiers.sh" for number in range(1, 7)},
 }
 TESTS = {}

@@ -66,6 +66,7 @@ use std::time::Duration;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, RemoteUrl};
 use kestrel_client::snapshot::SnapshotUrl;
+use kestrel_client::state_dir::is_bucket_url;
 use kestrel_client::version::VersionUrl;
 use kestrel_client::volume::Volume;
 use kestrel_daemon::ask::{ask, ask_with, locate, locate_directory, path_value};
@@ -169,9 +170,11 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
 }
 
 /// Directory with the lock and the control socket of the process behind a mount: the volume's,
-/// which is the mount's source, or the mount's own if the volume is served elsewhere.
+/// which is the mount's source, or the mount's own if the volume is served elsewhere or followed.
 fn control_dir(entry: &MountEntry) -> PathBuf {
     match entry.source.to_str() {
+        // The source of a mount that has such a volume open is the state directory.
+        Some(url) if is_bucket_url(url) => runtime::dir_of(&entry.mount_point),
         Some(url) if RemoteUrl::is_one(url) => runtime::dir_of(&entry.mount_point),
         Some(url) if matches!(VersionUrl::parse(url), Ok(Some(_))) => {
             runtime::dir_of(&entry.mount_point)

@@ -420,6 +420,11 @@ impl Fs {
         self.metadata.is_remote()
     }
 
+    /// Whether nobody but this client changes the volume.
+    pub fn is_alone(&self) -> bool {
+        self.metadata.is_alone()
+    }
+
     /// An inode and where it was last seen.
     pub(crate) fn last_seen(&self, ino: InodeId) -> InodeRef {
         self.known.reference(ino)

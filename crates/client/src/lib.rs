@@ -41,6 +41,7 @@
 //! | [`metadata`] | the way to the metadata: a node in this process, or servers |
 //! | [`snapshot`], `snapshot_metadata` | a volume at a snapshot; its metadata at that moment |
 //! | [`version`] | a published version of a volume, read from the store alone |
+//! | [`follow`] | a volume in a bucket, read beside the process that writes it |
 //! | `kept_inodes` | answers about snapshots that are kept: they never become wrong |
 //! | `subtree` | a client that sees one directory as the root |
 //! | [`storage`] | the stack of block stores: coding, disk cache, store |
@@ -77,6 +78,7 @@ mod disk_space;
 pub mod error;
 mod extent_cache;
 mod file;
+pub mod follow;
 pub mod fs;
 mod groups;
 mod held_locks;

@@ -52,6 +52,17 @@ pub trait Metadata: Send + Sync {
         false
     }
 
+    /// Whether nobody but this client changes the volume, so that what it was told stays true.
+    fn is_alone(&self) -> bool {
+        self.locks().is_none()
+    }
+
+    /// Calls `done` when what is asked from then on is answered by what there was at this call, or
+    /// later: for a client that is told what there was a moment ago, and found that gone.
+    fn catch_up(&self, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+
     /// Whether what this client takes for the root is a directory below the volume's.
     fn is_subtree(&self) -> bool {
         false

@@ -311,6 +311,10 @@ impl Metadata for SnapshotMetadata {
         self.live.is_remote()
     }
 
+    fn catch_up(&self, done: Box<dyn FnOnce() + Send>) {
+        self.live.catch_up(done);
+    }
+
     fn is_lost(&self, object: ObjectId) -> bool {
         self.live.is_lost(object)
     }

@@ -37,6 +37,7 @@
 //! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
 //! | [`serving`], [`served_volume`], [`clients`] | what a process consists of |
 //! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
+//! | [`follower_mount`], [`version_mount`] | the same of mounts that only read |
 //! | [`questions`], [`tokens`], [`map`], [`cutting`] | questions of clients, and of a kind |
 //! | [`progress_stream`] | events of jobs |
 //! | [`ask`] | the asking side |
@@ -67,6 +68,7 @@ pub mod cutting;
 pub mod endpoints;
 pub mod failover;
 pub mod failure;
+pub mod follower_mount;
 pub mod holder;
 pub mod http;
 pub mod jobs;

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
+use kestrel_client::error::VolumeError;
+use kestrel_client::follow::{self, FOLLOW_EVERY, FollowedVolume};
 use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
@@ -23,6 +25,7 @@ use kestrel_daemon::backup_schedule::{BackupScheduler, Schedule};
 use kestrel_daemon::collector::{Collecting, Collector};
 use kestrel_daemon::endpoints::{ControlEndpoint, Endpoints};
 use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_daemon::follower_mount::FollowerMount;
 use kestrel_daemon::memory::Memory;
 use kestrel_daemon::mount_status::MountStatus;
 use kestrel_daemon::remote::RemoteMount;
@@ -48,6 +51,9 @@ const WORKERS_MAX: usize = 256;
 const REMOTE_SPARE_WORKERS: usize = 128;
 /// How long a call may wait for a metadata server.
 const DEADLINES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
+/// How often a mount that follows another process may look for changes.
+const FOLLOW_EVERY_RANGE: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(3600);
 /// The option by which a mount that is there is changed.
 const REMOUNT: &str = "remount";
 /// Name of the log file within the volume's directory.
@@ -66,6 +72,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --atime relatime
   kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos
   kestrel mount 's3://bucket/photos?region=eu-1' /mnt/photos --log-dir /nvme/photos
+  kestrel mount 's3://bucket/photos?region=eu-1' /mnt/see --read-only
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
   kestrel mount 's3://bucket/photos//imagenet@v3?region=eu-1' /mnt/imagenet
@@ -91,9 +98,14 @@ pub struct MountArgs {
     pub stack: bool,
     #[command(flatten)]
     pub process: ProcessArgs,
-    /// Allow no changes
+    /// Allow no changes; of a volume that a bucket has all of: leave it to the process that writes
+    /// it, if there is one, and follow that
     #[arg(short, long)]
     pub read_only: bool,
+    /// With --read-only, of a volume that a bucket has all of: how often the mount looks for what
+    /// the process that writes has changed, 100ms to 1h [default: 1s]
+    #[arg(long, value_parser = duration_arg, value_name = "TIME")]
+    pub follow_every: Option<Duration>,
     /// Others than the mounting user may use it
     #[arg(long)]
     pub allow_other: bool,
@@ -225,7 +237,17 @@ fn change(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = args.dir.display();
     let mounted = find(&args.dir).map_err(|why| fail(&why))?;
-    if let Some(entry) = mounted.filter(|entry| entry.source.as_os_str() != args.volume.as_str()) {
+    let named =
+        if is_bucket_url(&args.volume) { without_parameters(&args.volume) } else { &args.volume };
+    let follows =
+        mounted.as_ref().is_some_and(|entry| entry.source.to_str().is_some_and(is_bucket_url));
+    if follows && args.options.iter().any(|option| option == "rw") {
+        return Err(fail(&format!(
+            "{dir}: it follows the process that writes the volume; to write, unmount it and mount \
+             it without --read-only"
+        )));
+    }
+    if let Some(entry) = mounted.filter(|entry| entry.source.as_os_str() != named) {
         let same = |path: &Path| std::fs::canonicalize(path).ok();
         let here = volume_dir(&args.volume).ok().and_then(|dir| same(&dir));
         if here.is_none() || here != same(Path::new(&entry.source)) {
@@ -273,6 +295,9 @@ enum Source {
     Served(RemoteUrl),
     /// A published version of one.
     Version(VersionUrl),
+    /// The one that a bucket has all of, beside the process that writes it: its state directory,
+    /// and its URL without parameters.
+    Followed(PathBuf, String),
 }
 
 impl Source {
@@ -281,6 +306,7 @@ impl Source {
             Self::Here(dir) => dir.to_string_lossy().into_owned(),
             Self::Served(url) => url.place(),
             Self::Version(url) => url.to_string(),
+            Self::Followed(_, url) => url.clone(),
         }
     }
 }
@@ -373,14 +399,25 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         args.trust.is_none()?;
         // The process in the background is told by the one that starts it.
         let find = if args.process.report_readiness { locate } else { locate_anew };
-        let volume = find("mount", volume, args.store.credentials.as_deref())?;
-        Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
+        let fail = |why: VolumeError| Failure::new("mount", why);
+        let found = find("mount", volume, args.store.credentials.as_deref())?;
+        Descriptor::read(&found).map_err(fail)?;
+        let follows = is_read_only(args) && follow::is_followed(&found).map_err(fail)?;
+        let source = match follows {
+            true => Source::Followed(found, without_parameters(volume).to_string()),
+            false => Source::Here(found),
+        };
         if let Some(at) = &mut at {
             // By it other commands find the process.
-            at.volume = volume.to_string_lossy().into_owned();
+            at.volume = source.name();
         }
-        Source::Here(volume)
+        source
     };
+    if !matches!(source, Source::Followed(..)) && args.follow_every.is_some() {
+        return Err(Failure::usage(
+            "mount: --follow-every is for a volume that a bucket has all of, with --read-only",
+        ));
+    }
     let dir = &args.dir;
     let fail =
         |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
@@ -402,8 +439,8 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     {
         let mounted = mounted.source.to_string_lossy();
         // The files of such a mount's process are found by its mount point: there can be one.
-        let once =
-            RemoteUrl::is_one(&mounted) && matches!(source, Source::Served(_) | Source::Version(_));
+        let once = (RemoteUrl::is_one(&mounted) || is_bucket_url(&mounted))
+            && !matches!(source, Source::Here(_));
         let or = if once { "" } else { ", or mount over it with --stack" };
         let what = format!("unmount it with `kestrel umount {}`{or}", dir.display());
         return Err(fail(&format!("{mounted} is mounted there already; {what}")));
@@ -432,6 +469,9 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
     }
+    if matches!(plan.source, Source::Followed(..)) {
+        check_followed(args)?;
+    }
     let is_elsewhere = matches!(plan.source, Source::Served(_) | Source::Version(_));
     if is_elsewhere && args.leftovers != CollectorArgs::default() {
         return Err(Failure::usage(
@@ -455,11 +495,40 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
+/// Whether nothing may be changed through the mount.
+fn is_read_only(args: &MountArgs) -> bool {
+    let mut said = MountOptions::default();
+    for option in &args.options {
+        said.set(option);
+    }
+    args.read_only || said.read_only
+}
+
+/// Refuses options that a mount has no use for which follows another process.
+fn check_followed(args: &MountArgs) -> Result<(), Failure> {
+    if args.process.take_over {
+        return Err(Failure::usage(
+            "mount: --take-over with --read-only: a mount that only reads leaves the volume to the \
+             process that has it open; leave one of the two out",
+        ));
+    }
+    if args.follow_every.is_some_and(|every| !FOLLOW_EVERY_RANGE.contains(&every)) {
+        return Err(Failure::usage("mount: --follow-every: 100ms to 1h"));
+    }
+    if args.leftovers != CollectorArgs::default() || args.dumps != BackupScheduleArgs::default() {
+        return Err(Failure::usage(
+            "mount: --collect-every, --collect-grace, --dump-every, --dump-keep: a mount with \
+             --read-only collects and dumps nothing: give them to the mount that writes",
+        ));
+    }
+    Ok(())
+}
+
 fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
     let log = match &plan.source {
         Source::Here(volume) => volume.join(LOG_NAME),
-        Source::Served(_) | Source::Version(_) => {
+        Source::Served(_) | Source::Version(_) | Source::Followed(..) => {
             runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
         }
     };
@@ -508,6 +577,7 @@ fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
         Source::Here(volume) => serve_here(args, &plan, &memory, volume),
         Source::Served(url) => serve_elsewhere(args, &plan, &memory, url),
         Source::Version(url) => serve_version(args, &plan, &memory, url),
+        Source::Followed(dir, url) => serve_followed(args, &plan, &memory, (dir, url)),
     };
     log::info!("{name} closed");
     result
@@ -650,6 +720,40 @@ fn serve_version(
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
+/// Serves a volume in a bucket beside the process that writes it.
+fn serve_followed(
+    args: &MountArgs,
+    plan: &Plan,
+    memory: &Memory,
+    (volume_dir, url): (&Path, &str),
+) -> Result<ExitStatus, Failure> {
+    let begun = Instant::now();
+    let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
+    let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
+    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {}", plan.dir.display()))
+        .map_err(|why| fail(&why))?;
+    let every = args.follow_every.unwrap_or(FOLLOW_EVERY);
+    let opened = FollowedVolume::open(volume_dir, every, &resources(args, memory))
+        .map_err(|why| fail(&why))?;
+    let fs = opened.fs.clone();
+    let serving = Arc::new(FollowerMount {
+        fs: fs.clone(),
+        metadata: opened.metadata,
+        storage: opened.storage,
+        url: url.to_string(),
+        descriptor: opened.descriptor,
+        mount_point: plan.dir.clone(),
+        facts: MountStatus::new(memory),
+        begun,
+    });
+    let attended = |seen: Arc<Fs>| {
+        let data = (&seen, &*serving.storage);
+        attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun)
+    };
+    let result = plan.seen(&fs).and_then(attended);
+    ended(result, fs.shutdown().map_err(|why| why.to_string()))
+}
+
 /// What became of a mount, and of what was written last.
 fn ended(
     result: Result<ExitStatus, Failure>,
@@ -693,7 +797,11 @@ fn attend(
         }),
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
-        listing_ttl: Some(args.listing_timeout),
+        // What came with a listing would be of a moment that other answers have left behind.
+        listing_ttl: Some(match plan.source {
+            Source::Followed(..) => Duration::ZERO,
+            _ => args.listing_timeout,
+        }),
         nodes_max: memory.nodes_max(),
         shortcut: match args.no_shortcut {
             true => ShortcutConfig::Off,

@@ -345,7 +345,9 @@ impl Fs {
                     // Compaction or another client may have replaced what we knew; look again
                     // before giving up.
                     read.retried = true;
-                    return self.relearn(read, ready.data_change);
+                    let fs = self.clone();
+                    let relearn = move || fs.relearn(read, ready.data_change);
+                    return self.metadata.catch_up(Box::new(relearn));
                 }
                 let (ino, len, offset) = (read.file.ino, read.len, read.offset);
                 let mut told = data_error(&error);

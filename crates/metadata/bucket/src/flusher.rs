@@ -118,7 +118,7 @@ impl Flusher {
     fn freeze(&self, state: &mut State, shared: &EngineShared, at: (u64, Position)) {
         let memtable = shared.tree.view().active.clone();
         shared.tree.change(|view| {
-            view.frozen = Some(memtable.clone());
+            view.frozen = vec![memtable.clone()];
             view.active = Arc::default();
         });
         shared.counters.live_log.store(0, Ordering::Relaxed);
@@ -234,7 +234,7 @@ impl Flusher {
         crash::point("bucket.flush.manifest");
         shared.tree.change(|view| {
             view.runs.insert(0, Arc::new(run));
-            view.frozen = None;
+            view.frozen.clear();
         });
         shared.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let numbers = (log_first..manifest.log_first).filter(|it| !manifest.fences.contains(it));

@@ -56,11 +56,20 @@ pub fn read_checked<T>(
     name: &str,
     decode: impl Fn(&NamedObject) -> Result<T, EngineError>,
 ) -> Result<Option<(T, NamedObject)>, EngineError> {
+    read_by(&|| store.read(name).map_err(|why| failed(store, &why)), decode)
+}
+
+/// The same of an object that `read` reads.
+///
+/// # Errors
+/// Those of `read` and `decode`.
+pub fn read_by<T>(
+    read: &dyn Fn() -> Result<Option<NamedObject>, EngineError>,
+    decode: impl Fn(&NamedObject) -> Result<T, EngineError>,
+) -> Result<Option<(T, NamedObject)>, EngineError> {
     let mut reads = 0;
     loop {
-        let Some(found) = store.read(name).map_err(|why| failed(store, &why))? else {
-            return Ok(None);
-        };
+        let Some(found) = read()? else { return Ok(None) };
         reads += 1;
         match decode(&found) {
             Ok(decoded) => return Ok(Some((decoded, found))),

@@ -54,9 +54,11 @@
 //! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
 //! | `hex`, `wire` | fields of the formats |
+//! | `follow` | [`Follower`]: the rows as another process writes them, without a claim |
 //! | [`version`] | published versions: trees that never change, and their names |
 
 mod flusher;
+mod follow;
 mod health;
 mod hex;
 mod holder;
@@ -92,6 +94,7 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
+pub use follow::{FollowedRows, FollowedTo, Follower};
 use holder::Stopper;
 use log_dir::LogDirOptions;
 pub use process::ProcessMark;

@@ -32,6 +32,25 @@ pub fn number_of(name: &str) -> Option<u64> {
     u64::from_str_radix(name.rsplit_once("log/")?.1, 16).ok()
 }
 
+/// What a look for a log object found.
+pub type Found = Result<Option<LogRecord>, EngineError>;
+
+/// Reads some log objects at a time; what was found, in order.
+pub fn read_window(numbers: &[u64], read: &(impl Fn(u64) -> Found + Sync)) -> Vec<Found> {
+    if let [number] = numbers {
+        return vec![read(*number)];
+    }
+    std::thread::scope(|scope| {
+        let reads: Vec<_> =
+            numbers.iter().map(|number| scope.spawn(move || read(*number))).collect();
+        let done = reads.into_iter().map(|read| {
+            let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
+            read.join().unwrap_or_else(|_| Err(why()))
+        });
+        done.collect()
+    })
+}
+
 /// An object of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogRecord {

@@ -32,7 +32,7 @@ use crate::health::{Health, failed, read_checked};
 use crate::holder::{self, HOLDER, Holder, Stopper};
 use crate::local::Local;
 use crate::local_sync;
-use crate::log::{LogRecord, RowChanges, name, number_of};
+use crate::log::{LogRecord, RowChanges, name, number_of, read_window};
 use crate::log_dir::{LogDir, LogDirOptions};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::sender::Sender;
@@ -43,7 +43,7 @@ use crate::url::BucketUrl;
 use crate::{BucketEngine, BucketOptions, Threads, Uuid};
 
 /// Log objects that are read at a time.
-const READ_AHEAD: usize = 32;
+pub const READ_AHEAD: usize = 32;
 
 /// Bytes of memtables: a part of memory, and at most this.
 const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
@@ -63,7 +63,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Below this are the rows of all nodes.
 const ROOT: &str = "meta/";
 
-fn prefix_of(node: u32) -> String {
+/// What names of objects of a node begin with.
+pub fn prefix_of(node: u32) -> String {
     format!("{ROOT}{node}/")
 }
 
@@ -75,7 +76,8 @@ fn read_manifest(
     read_checked(store, &format!("{prefix}{MANIFEST}"), decode)
 }
 
-fn not_there(store: &dyn NamedStore, node: u32) -> EngineError {
+/// The rows of a node are not there.
+pub fn not_there(store: &dyn NamedStore, node: u32) -> EngineError {
     EngineError::Refused(format!(
         "metadata in a bucket: {} has no metadata of node {node}: another bucket or prefix is \
          meant, or it was removed",
@@ -213,22 +215,13 @@ fn replay_records(
     let mut fences = Vec::new();
     loop {
         let numbers: Vec<u64> = (next..).take(READ_AHEAD).collect();
-        let found: Vec<Result<Option<LogRecord>, EngineError>> = thread::scope(|scope| {
-            let reads = numbers.iter().map(|number| {
-                let (number, name) = (*number, format!("{prefix}{}", name(*number)));
-                scope.spawn(move || {
-                    let decode =
-                        |found: &NamedObject| LogRecord::decode((uuid, node), number, &found.bytes);
-                    Ok(read_checked(store, &name, decode)?.map(|(record, _)| record))
-                })
-            });
-            let reads: Vec<_> = reads.collect();
-            let done = reads.into_iter().map(|read| {
-                let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
-                read.join().unwrap_or_else(|_| Err(why()))
-            });
-            done.collect()
-        });
+        let read = |number: u64| {
+            let decode =
+                |found: &NamedObject| LogRecord::decode((uuid, node), number, &found.bytes);
+            let found = read_checked(store, &format!("{prefix}{}", name(number)), decode)?;
+            Ok(found.map(|(record, _)| record))
+        };
+        let found = read_window(&numbers, &read);
         for (number, record) in numbers.into_iter().zip(found) {
             let Some(record) = record? else { return Ok(LogRead { next, position, fences }) };
             if record.epoch < epoch || record.epoch > manifest.epoch || record.position < position {

@@ -90,6 +90,14 @@ impl MemTable {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// The rows of both; those of `newer` win.
+    pub fn merged(newer: &Self, older: &Self) -> Self {
+        let merged = Self::default();
+        merged.apply(older.rows.read().clone());
+        merged.apply(newer.rows.read().clone());
+        merged
+    }
+
     fn get(&self, key: &[u8]) -> Option<Option<Bytes>> {
         let rows = self.rows.read();
         rows.get(key).map(|value| value.as_deref().map(Bytes::from))
@@ -161,8 +169,9 @@ pub type Run = Vec<Arc<Table>>;
 pub struct View {
     /// Where the sender adds rows.
     pub active: Arc<MemTable>,
-    /// What is being written as tables.
-    pub frozen: Option<Arc<MemTable>>,
+    /// Those before it, the newest first: of a writer what is being written as tables, of a
+    /// follower all rows of the log.
+    pub frozen: Vec<Arc<MemTable>>,
     /// The newest first.
     pub runs: Vec<Arc<Run>>,
 }
@@ -372,6 +381,50 @@ impl Tree {
         Ok(None)
     }
 
+    /// The values of keys, of those that have one, in any order; looks for many at once.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn get_many_in(
+        &self,
+        view: &View,
+        keys: &[Vec<u8>],
+        visit: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError> {
+        if keys.len() < LOOKUPS_EACH || view.runs.is_empty() {
+            for (index, key) in keys.iter().enumerate() {
+                if let Some(value) = self.get(view, key)? {
+                    visit(index, &value);
+                }
+            }
+            return Ok(());
+        }
+        // Each may wait for the store.
+        let next = AtomicUsize::new(0);
+        let look = || -> Result<Vec<(usize, Bytes)>, EngineError> {
+            let mut found = Vec::new();
+            while let Some((index, key)) = next_of(keys, &next) {
+                found.extend(self.get(view, key)?.map(|value| (index, value)));
+            }
+            Ok(found)
+        };
+        let threads = (keys.len() / LOOKUPS_EACH).min(LOOKUPS_MAX);
+        let found: Vec<_> = thread::scope(|scope| {
+            let looking: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
+            let done = looking.into_iter().map(|looked| {
+                let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
+                looked.join().unwrap_or_else(|_| Err(why()))
+            });
+            done.collect()
+        });
+        for part in found {
+            for (index, value) in part? {
+                visit(index, &value);
+            }
+        }
+        Ok(())
+    }
+
     /// A cursor over rows of a view, deleted ones among them.
     fn merged<'a>(&'a self, view: &View, (from, to): (&[u8], &[u8])) -> Merged<'a> {
         let memtables = std::iter::once(&view.active).chain(&view.frozen);
@@ -560,9 +613,16 @@ impl Cursor for Merged<'_> {
     }
 }
 
+impl Tree {
+    /// A cursor over rows of a view.
+    pub fn range_in(&self, view: &View, (from, to): (&[u8], &[u8])) -> Box<dyn Cursor + '_> {
+        Box::new(self.merged(view, (from, to)))
+    }
+}
+
 impl Sorted for Tree {
     fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
-        Box::new(self.merged(&self.view(), (from, to)))
+        self.range_in(&self.view(), (from, to))
     }
 }
 
@@ -577,38 +637,6 @@ impl RowStore for Tree {
         keys: &[Vec<u8>],
         visit: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), EngineError> {
-        let view = self.view();
-        if keys.len() < LOOKUPS_EACH || view.runs.is_empty() {
-            for (index, key) in keys.iter().enumerate() {
-                if let Some(value) = self.get(&view, key)? {
-                    visit(index, &value);
-                }
-            }
-            return Ok(());
-        }
-        // Each may wait for the store.
-        let next = AtomicUsize::new(0);
-        let look = || -> Result<Vec<(usize, Bytes)>, EngineError> {
-            let mut found = Vec::new();
-            while let Some((index, key)) = next_of(keys, &next) {
-                found.extend(self.get(&view, key)?.map(|value| (index, value)));
-            }
-            Ok(found)
-        };
-        let threads = (keys.len() / LOOKUPS_EACH).min(LOOKUPS_MAX);
-        let found: Vec<_> = thread::scope(|scope| {
-            let looking: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
-            let done = looking.into_iter().map(|looked| {
-                let why = || EngineError::Io("metadata in a bucket: a thread panicked".into());
-                looked.join().unwrap_or_else(|_| Err(why()))
-            });
-            done.collect()
-        });
-        for part in found {
-            for (index, value) in part? {
-                visit(index, &value);
-            }
-        }
-        Ok(())
+        self.get_many_in(&self.view(), keys, visit)
     }
 }

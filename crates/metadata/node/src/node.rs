@@ -10,6 +10,7 @@
 //! | `node/feeds.rs` | change feeds: read, and bounded by time |
 //! | `node/clones.rs` | clones: names for directories that lack them |
 //! | `node/dir_place.rs` | where directories are, by rows |
+//! | `node/moment.rs` | a node over the rows of one moment that another process has written |
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
 //! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
@@ -35,6 +36,7 @@ mod dir_place;
 mod dispatch;
 mod feeds;
 mod gc;
+mod moment;
 mod multi_node;
 mod quotas;
 mod reply_thread;

@@ -199,7 +199,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     let (hints, mut mode) = load_hints(config.shortcut);
     fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
     fs.set_access_times(config.access_times);
-    let alone = !fs.has_locks();
+    let alone = fs.is_alone();
     if config.immutable {
         return mount_immutable(fs, dir, config, session);
     }

@@ -34,6 +34,7 @@ pub fn page(status: &Value, verbose: bool, own: &str) -> LabelledLines {
         page.line("uuid", format!("{uuid}, format {format}, created {created}"));
     }
     use_of(status, &mut page);
+    follows(&status["follows"], verbose, &mut page);
     holds(status, verbose, &mut page);
     dumps(&status["dumps"], status["nodes"].is_array(), &mut page);
     leftovers(&status["leftovers"], verbose, &mut page);
@@ -82,6 +83,36 @@ fn use_of(status: &Value, page: &mut LabelledLines) {
     }
     if let Some(why) = status["server"].as_str() {
         page.warning("server", format!("tells this mount no more: {why}"));
+    }
+}
+
+/// How far a mount has come that follows the process which writes the volume.
+fn follows(told: &Value, verbose: bool, page: &mut LabelledLines) {
+    if !told.is_object() {
+        return;
+    }
+    let number = |name: &str| number(told, name);
+    let seconds = |name: &str| told[name].as_f64().unwrap_or(0.0);
+    let at = format!("the writer of epoch {}, batch {}", number("epoch"), number("position"));
+    let (age, every) = (seconds("age_seconds"), seconds("every_seconds"));
+    page.line("follows", format!("{at}; at most {age:.1} s old, looks every {every} s"));
+    match (told["why"].as_str(), told["silence_seconds"].as_f64()) {
+        (Some(why), _) if told["shows_nothing"] == true => {
+            page.warning("", format!("shows nothing any more: {why}"));
+        }
+        (Some(why), _) => page.warning("", format!("is not up to date: {why}")),
+        (None, Some(silence)) => {
+            page.warning(
+                "",
+                format!("is not up to date: no answer of the store for {silence:.0} s"),
+            );
+        }
+        (None, None) => {}
+    }
+    if verbose {
+        let looks = format!("{} looks, {} moments", number("looks"), number("moments"));
+        let repeated = of(number("repeated_requests"), "request", "requests");
+        page.line("", format!("{looks}, {repeated} executed again at a later moment"));
     }
 }
 

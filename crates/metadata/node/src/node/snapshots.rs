@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::crash;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position, ROOT};
@@ -22,7 +23,7 @@ use super::{Durability, Node};
 use crate::clones::{CloneNeeds, WITHOUT_NAMES};
 use crate::feeds::Feeds;
 use crate::history::at::{GONE, SnapshotEngine};
-use crate::history::known::Known;
+use crate::history::known::{Known, KnownSnapshots};
 use crate::history::removal::Pass;
 use crate::ids::{Allocator, Timestamps, system_key, with_history};
 use crate::owners::Owners;
@@ -177,6 +178,30 @@ fn reads(op: &Op) -> bool {
 pub const NOT_THERE: FsError =
     FsError::new(libc::ENOENT, "the directory was not there at the snapshot");
 
+/// What a node over rows that never change is made of.
+pub(super) struct FixedRows {
+    pub engine: Arc<dyn Engine>,
+    /// The engine below the layer that writes history.
+    pub below: Arc<dyn Engine>,
+    pub clock: Arc<dyn Clock>,
+    /// Memory for its replica, bytes.
+    pub replica_bytes: usize,
+    /// The memory by which those of nodes that read its snapshots are measured.
+    pub snapshot_replicas: usize,
+    pub workers: usize,
+    /// Shares that rows may have.
+    pub shares: usize,
+    pub batch_max: usize,
+    pub scan_rows: usize,
+    pub grace: Nanos,
+    pub snapshots: Arc<KnownSnapshots>,
+    pub quotas: Quotas,
+    pub feeds: Feeds,
+    pub cluster: Option<Box<Owners>>,
+    /// Those of another node, which this one counts on.
+    pub counters: Option<Arc<[WorkerCounters]>>,
+}
+
 impl Node {
     /// Executes an operation on the volume as it was at a snapshot. The volume's figures are those
     /// of now: they are about its space. `None` if it needs rows of other nodes, or the table has
@@ -289,11 +314,35 @@ impl Node {
     /// A node over the rows of a snapshot.
     fn open_at(&self, snapshot: SnapshotId) -> FsResult<Self> {
         let snapshots = self.core.snapshots.clone();
-        let engine: Arc<dyn Engine> =
-            Arc::new(SnapshotEngine::new(self.engine.clone(), snapshots.clone(), snapshot));
-        let workers = self.core.workers;
+        let engine = SnapshotEngine::new(self.engine.clone(), snapshots.clone(), snapshot);
+        Self::over_fixed_rows(FixedRows {
+            engine: Arc::new(engine),
+            below: self.below.clone(),
+            clock: self.clock.clone(),
+            replica_bytes: self.snapshot_nodes.replica_bytes,
+            snapshot_replicas: 0,
+            workers: self.core.workers,
+            shares: 1,
+            batch_max: self.batch_max,
+            scan_rows: self.core.scan_rows,
+            grace: self.core.grace,
+            snapshots,
+            quotas: Quotas::default(),
+            feeds: Feeds::new(self.core.workers, false),
+            cluster: self
+                .core
+                .cluster
+                .as_ref()
+                .map(|cluster| Box::new(Owners::of_snapshot(&cluster.table()))),
+            counters: None,
+        })
+    }
+
+    /// A node over rows that never change.
+    pub(super) fn over_fixed_rows(rows: FixedRows) -> FsResult<Self> {
+        let FixedRows { workers, snapshots, quotas, feeds, cluster, .. } = rows;
         let core = Core {
-            replica: Replica::new(self.snapshot_nodes.replica_bytes),
+            replica: Replica::new(rows.replica_bytes),
             opens: OpenTable::new(),
             moved: MovedTable::default(),
             condemned: PendingDeletes::default(),
@@ -302,33 +351,32 @@ impl Node {
             reclaiming: Reclaiming::default(),
             orphans: Orphans::default(),
             workers,
-            shares: 1,
-            scan_rows: self.core.scan_rows,
-            grace: self.core.grace,
+            shares: rows.shares,
+            scan_rows: rows.scan_rows,
+            grace: rows.grace,
             snapshots,
             clones: CloneNeeds::default(),
-            quotas: Quotas::default(),
-            feeds: Feeds::new(workers, false),
+            quotas,
+            feeds,
             is_snapshot: true,
-            cluster: self
-                .core
-                .cluster
-                .as_ref()
-                .map(|cluster| Box::new(Owners::of_snapshot(&cluster.table()))),
+            cluster,
         };
         let reply_thread = ReplyThread::start(Replies::Inline).map_err(|why| {
             FsError::because(libc::EAGAIN, format!("metadata: no thread for replies: {why}"))
         })?;
+        let counters = rows
+            .counters
+            .unwrap_or_else(|| (0..workers + 3).map(|_| WorkerCounters::default()).collect());
         Ok(Self {
-            below: self.below.clone(),
-            engine,
-            clock: self.clock.clone(),
+            below: rows.below,
+            engine: rows.engine,
+            clock: rows.clock,
             // Nothing that it reads changes or is lost.
             durability: Durability::Fsync,
-            batch_max: self.batch_max,
+            batch_max: rows.batch_max,
             core,
             workers: (0..=workers).map(|_| Worker::default()).collect(),
-            counters: (0..workers + 3).map(|_| WorkerCounters::default()).collect(),
+            counters,
             inodes: Allocator::unused(),
             objects: Allocator::unused(),
             stamps: Timestamps::unused(),
@@ -338,7 +386,7 @@ impl Node {
             committed: AtomicU64::new(0),
             due: AtomicBool::new(false),
             reply_thread,
-            snapshot_nodes: SnapshotNodes::new(0),
+            snapshot_nodes: SnapshotNodes::new(rows.snapshot_replicas),
             removal: Mutex::default(),
         })
     }

@@ -81,6 +81,22 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
     })
 }
 
+/// Shares that rows may have: the most workers that the volume ever had.
+pub(super) fn recorded_shares(engine: &dyn Engine) -> FsResult<usize> {
+    let shares = usize::try_from(counter(engine, "shares")?).ok();
+    let damaged = FsError::new(libc::EIO, "metadata: damaged record \"shares\"");
+    shares.filter(|shares| (1..=WORKERS_MAX).contains(shares)).ok_or(damaged)
+}
+
+/// The figures of a volume that was closed properly.
+fn recorded_figures(engine: &dyn Engine) -> FsResult<Option<[i64; 3]>> {
+    let closed = read(engine, system_key("usage"))?;
+    let figures = closed.as_deref().map(decode_usage).transpose();
+    figures.map_err(|why| {
+        FsError::because(libc::EIO, format!("metadata: damaged record \"usage\": {why}"))
+    })
+}
+
 /// Files with rows that were being deleted when the volume was last open.
 fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<PendingChunkDeletes> {
     let sweeps = PendingChunkDeletes::default();
@@ -202,6 +218,18 @@ impl Node {
         Self::open_as(engine, clock, config, None)
     }
 
+    /// Files, directories and bytes of a volume as its rows say: what was recorded when it was
+    /// closed, else the sums over all of it.
+    ///
+    /// # Errors
+    /// `EIO` for damaged rows; the engine's.
+    pub fn figures_of_rows(&self) -> FsResult<[i64; 3]> {
+        match recorded_figures(&*self.engine)? {
+            Some(figures) => Ok(figures),
+            None => usage::volume(&*self.engine, &|_| true).map_err(engine_error),
+        }
+    }
+
     /// As [`Node::open`], alone or as one of several, through a handle that has been claimed.
     pub(super) fn open_as(
         engine: Arc<dyn Engine>,
@@ -232,11 +260,7 @@ impl Node {
         let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(below.clone(), snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
-        let recorded = counter(&*engine, "shares")?;
-        let recorded =
-            usize::try_from(recorded).ok().filter(|shares| (1..=WORKERS_MAX).contains(shares));
-        let recorded =
-            recorded.ok_or(FsError::new(libc::EIO, "metadata: damaged record \"shares\""))?;
+        let recorded = recorded_shares(&*engine)?;
         let shares = match &cluster {
             None => recorded.max(config.workers),
             Some(_) if config.workers.max(recorded) <= MEMBER_SHARES => MEMBER_SHARES,
@@ -245,12 +269,8 @@ impl Node {
         let table = cluster.as_ref().map(Owners::table).filter(|table| table.strangers);
         // What is found by an id may be another node's.
         let own = |id: u64| table.as_ref().is_none_or(|table| table.home_of(id) == table.me);
-        let closed = read(&*engine, system_key("usage"))?;
-        let closed_usage = closed.as_deref().map(decode_usage).transpose();
-        let closed_usage = closed_usage.map_err(|why| {
-            FsError::because(libc::EIO, format!("metadata: damaged record \"usage\": {why}"))
-        })?;
-        let figures = match closed_usage {
+        let closed = recorded_figures(&*engine)?;
+        let figures = match closed {
             Some(figures) => figures,
             None => {
                 let own = |key: KeyRef<'_>| {
