@@ -112,6 +112,9 @@ pub fn run(args: &SqlArgs) -> Result<ExitStatus, Failure> {
             bytes(read.bytes)
         );
     }
+    for name in database.absent() {
+        eprintln!("kestrel {VERB}: there is no version {name}; `kestrel version list` shows all");
+    }
     match ended {
         Ok(()) => Ok(ExitStatus::Good),
         Err(why @ SqlError::Statement(_)) => Err(Failure::usage(format!("{VERB}: {why}"))),

@@ -1,5 +1,6 @@
 //! What the virtual tables share: the versions of a volume, opened as queries name them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kestrel_bucket::version::{VersionManifest, VersionPlace, VersionRegistry, check_name};
@@ -12,6 +13,9 @@ use crate::version::OpenVersion;
 /// Versions that are open at a time: a query may compare some.
 pub const OPEN_MAX: usize = 4;
 
+/// Names of versions that are not there which are kept, for a message.
+const ABSENT_MAX: usize = 10;
+
 /// See the module's header.
 pub struct Catalog {
     registry: VersionRegistry,
@@ -21,6 +25,8 @@ pub struct Catalog {
     cache_bytes: u64,
     /// The one that was used last is the last.
     open: Mutex<Vec<Arc<OpenVersion>>>,
+    /// Names that were asked for, of no version.
+    absent: Mutex<BTreeSet<String>>,
     /// Why a table could not be read.
     failure: Mutex<Option<String>>,
     pub counters: Arc<Counters>,
@@ -41,6 +47,7 @@ impl Catalog {
             only,
             cache_bytes,
             open: Mutex::default(),
+            absent: Mutex::default(),
             failure: Mutex::default(),
             counters,
         }
@@ -54,16 +61,29 @@ impl Catalog {
                 None => self.registry.names(""),
             };
         };
+        // What cannot be a name is no version's, and no object is asked for it.
         let name = std::str::from_utf8(name).ok().filter(|name| check_name(name).is_ok());
         Ok(name.map(String::from).into_iter().collect())
     }
 
     /// A version, if it is there.
     pub fn find(&self, name: &str) -> Result<Option<VersionManifest>, EngineError> {
-        match &self.only {
-            Some(only) => Ok((only.name == name).then(|| only.clone())),
-            None => self.registry.find(name),
+        let found = match &self.only {
+            Some(only) => (only.name == name).then(|| only.clone()),
+            None => self.registry.find(name)?,
+        };
+        if found.is_none() {
+            let mut absent = self.absent.lock();
+            if absent.len() < ABSENT_MAX {
+                absent.insert(name.into());
+            }
         }
+        Ok(found)
+    }
+
+    /// Names that were asked for, of no version: some of them.
+    pub fn absent(&self) -> Vec<String> {
+        self.absent.lock().iter().cloned().collect()
     }
 
     /// A version to be read, if it is there.

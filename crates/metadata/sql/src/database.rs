@@ -104,6 +104,11 @@ impl Database {
         self.catalog.counters.stats()
     }
 
+    /// Names of versions that a query asked for, and that are not there: some of them.
+    pub fn absent(&self) -> Vec<String> {
+        self.catalog.absent()
+    }
+
     /// Runs one statement and passes its rows on as they come.
     ///
     /// # Errors
@@ -111,7 +116,7 @@ impl Database {
     pub fn query(&self, sql: &str, sink: &mut dyn RowSink) -> Result<(), SqlError> {
         let mut statement = self.connection.prepare(sql).map_err(|why| self.error(&why))?;
         if !statement.readonly() || statement.column_count() == 0 {
-            return Err(SqlError::Statement("there is no query in it; begin with select".into()));
+            return Err(no_query());
         }
         self.pass_rows(&mut statement, sink)
     }
@@ -136,47 +141,63 @@ impl Database {
         if let Some(why) = self.catalog.take_failure() {
             return SqlError::Failed(why);
         }
-        let text = match why {
-            Error::SqlInputError { msg, offset, sql, .. } => {
-                let at = usize::try_from(*offset).ok().and_then(|at| sql.get(at..));
-                match at.filter(|rest| !rest.is_empty()) {
-                    Some(rest) => {
-                        format!("{msg}, at {:?}", rest.chars().take(30).collect::<String>())
-                    }
-                    None => msg.clone(),
-                }
-            }
-            Error::SqliteFailure(_, Some(text)) => text.clone(),
-            other => other.to_string(),
+        let text = text_of(why);
+        let is_write = ["not authorized", "may not be modified"];
+        if is_write.iter().any(|part| text.contains(part)) {
+            return SqlError::Statement(format!(
+                "{text}: versions never change, and a query reaches nothing but them; use select"
+            ));
+        }
+        let wrong = || {
+            SqlError::Statement(format!(
+                "{text}; the tables are versions, entries and xattrs, and `kestrel help sql` has \
+                 their columns"
+            ))
         };
-        let tables = "the tables are versions, entries and xattrs; `kestrel help sql` has their \
-                      columns";
-        match why {
+        let code = match why {
             Error::MultipleStatement => {
-                SqlError::Statement("only one statement is taken at a time; call it again".into())
+                return SqlError::Statement(
+                    "one statement is taken at a time; run the command once for each".into(),
+                );
             }
-            Error::SqlInputError { .. } => SqlError::Statement(format!("{text}; {tables}")),
-            Error::SqliteFailure(failure, _) => match failure.code {
-                ErrorCode::AuthorizationForStatementDenied => SqlError::Statement(format!(
-                    "{text}: versions never change, and a query reaches nothing but them; use \
-                     select alone"
-                )),
-                ErrorCode::OutOfMemory => SqlError::Failed(format!(
-                    "the query needs more than the {} MiB of memory that SQLite may use; give \
-                     more with --memory",
-                    self.options.memory_bytes / 2 >> 20
-                )),
-                ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::CannotOpen => {
-                    SqlError::Failed(format!(
-                        "{text}: a temporary file for sorting cannot be written; name a directory \
-                         with room by SQLITE_TMPDIR"
-                    ))
-                }
-                ErrorCode::Unknown => SqlError::Statement(format!("{text}; {tables}")),
-                _ => SqlError::Failed(text),
-            },
+            Error::Empty => return no_query(),
+            Error::SqlInputError { .. } => return wrong(),
+            other => other.sqlite_error_code(),
+        };
+        match code {
+            Some(ErrorCode::OutOfMemory) => SqlError::Failed(format!(
+                "the query needs more than the {} MiB of memory that SQLite may use; give more \
+                 with --memory",
+                self.options.memory_bytes / 2 >> 20
+            )),
+            Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => {
+                SqlError::Failed(format!(
+                    "{text}: a temporary file for sorting cannot be written; name a directory with \
+                 room by SQLITE_TMPDIR"
+                ))
+            }
+            Some(ErrorCode::Unknown) => wrong(),
             _ => SqlError::Failed(text),
         }
+    }
+}
+
+fn no_query() -> SqlError {
+    SqlError::Statement("there is no query in it; begin with select".into())
+}
+
+/// What SQLite says, with the place in the statement.
+fn text_of(why: &Error) -> String {
+    match why {
+        Error::SqlInputError { msg, offset, sql, .. } => {
+            let at = usize::try_from(*offset).ok().and_then(|at| sql.get(at..));
+            match at.filter(|rest| !rest.is_empty()) {
+                Some(rest) => format!("{msg}, at {:?}", rest.chars().take(30).collect::<String>()),
+                None => msg.clone(),
+            }
+        }
+        Error::SqliteFailure(_, Some(text)) => text.clone(),
+        other => other.to_string(),
     }
 }
 
