@@ -69,7 +69,8 @@ def more(top):
         with open(os.path.join(top, b"order", b"a", b"n%05d" % number), "wb"):
             pass
     path = os.path.join(top, b"order", b"5", b"x")
-    for name, value in {"user.text": "grün".encode(), "user.zero": b"a\0b", "user.bad": b"\xff"}.items():
+    values = {"user.text": "grün".encode(), "user.zero": b"a\0b", "user.bad": b"\xff"}
+    for name, value in values.items():
         os.setxattr(path, name, value)
 
 

@@ -62,7 +62,9 @@ manifest() {
 # table NAME: the first table of a version.
 table() {
     local id
-    id=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["id"])' "$(manifest "$1")")
+    id=$(python3 -c '
+import json, sys
+print(json.load(open(sys.argv[1]))["id"])' "$(manifest "$1")")
     find "$store/data/$id/table" -type f | sort | head -n 1
 }
 
@@ -144,7 +146,8 @@ wrong() {
 }
 for statement in "create table x (a)" "create temp table x as select 1" "drop table entries" \
     "insert into entries (path) values ('a')" "update entries set size = 0" "delete from versions" \
-    "attach '$WORK/other.db' as other" "pragma journal_mode = wal" "pragma temp_store_directory = '/'" \
+    "attach '$WORK/other.db' as other" "pragma journal_mode = wal" \
+    "pragma temp_store_directory = '/'" \
     "select load_extension('$WORK/x.so')" "begin" "detach main" "analyze" \
     "create virtual table x using fts5(a)" "create view v as select 1"; do
     wrong "$statement" "versions never change"

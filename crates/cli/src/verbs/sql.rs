@@ -27,7 +27,7 @@ const VERB: &str = "sql";
 #[command(after_help = "Examples:
   kestrel sql /data/vol 'select name, files, bytes from versions'
   kestrel sql /data/vol//imagenet@v3 \"select count(*), sum(size) from entries where kind = 'file'\"
-  kestrel sql 's3://bucket/photos//train@1' \"select path from entries where path glob 'a/b/*'\" --csv
+  kestrel sql s3://bucket/photos//train@1 \"select path from entries where path glob 'a/*'\" --csv
   kestrel sql /mnt/data \"select path from entries where version = 'b@2' except
                          select path from entries where version = 'b@1'\"
 

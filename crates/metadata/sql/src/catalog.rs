@@ -7,7 +7,7 @@ use kestrel_bucket::version::{VersionManifest, VersionPlace, VersionRegistry, ch
 use kestrel_engine::EngineError;
 use parking_lot::Mutex;
 
-use crate::store::{CountedStore, Counters};
+use crate::store::{CountedStore, ReadCounters};
 use crate::version::OpenVersion;
 
 /// Versions that are open at a time: a query may compare some.
@@ -29,7 +29,7 @@ pub struct Catalog {
     absent: Mutex<BTreeSet<String>>,
     /// Why a table could not be read.
     failure: Mutex<Option<String>>,
-    pub counters: Arc<Counters>,
+    pub counters: Arc<ReadCounters>,
 }
 
 impl Catalog {
@@ -39,7 +39,7 @@ impl Catalog {
         only: Option<VersionManifest>,
         cache_bytes: u64,
     ) -> Self {
-        let counters = Arc::<Counters>::default();
+        let counters = Arc::<ReadCounters>::default();
         let store = registry.place().store().clone();
         let place = VersionPlace::new(Arc::new(CountedStore { store, counters: counters.clone() }));
         Self {

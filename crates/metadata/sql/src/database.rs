@@ -168,7 +168,7 @@ impl Database {
             Some(ErrorCode::OutOfMemory) => SqlError::Failed(format!(
                 "the query needs more than the {} MiB of memory that SQLite may use; give more \
                  with --memory",
-                self.options.memory_bytes / 2 >> 20
+                (self.options.memory_bytes / 2) >> 20
             )),
             Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) => {
                 SqlError::Failed(format!(
@@ -212,7 +212,7 @@ fn output(why: io::Error) -> SqlError {
 fn connect(catalog: &Arc<Catalog>, memory_bytes: u64) -> rusqlite::Result<Connection> {
     let mut connection = Connection::open_in_memory()?;
     // What sorts and temporary tables keep in memory before they go to files, in KiB.
-    let cache = memory_bytes / 4 >> 10;
+    let cache = (memory_bytes / 4) >> 10;
     connection.execute_batch(&format!(
         "pragma temp_store = file; pragma cache_size = -{cache}; pragma temp.cache_size = -{cache};
          pragma hard_heap_limit = {memory_bytes}; pragma trusted_schema = off;

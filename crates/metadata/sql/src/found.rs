@@ -76,8 +76,8 @@ impl FoundEntries {
         }
     }
 
-    /// Begins with what is selected; [`FoundEntries::advance`] comes next. Without `has_paths` paths
-    /// are found, but slowly.
+    /// Begins with what is selected; [`FoundEntries::advance`] comes next. Without `has_paths`
+    /// paths are found, but slowly.
     pub fn begin(
         &mut self,
         selection: Selection,

@@ -29,8 +29,8 @@
 //!
 //! # What it promises
 //!
-//! - **Push-down** (`plan`): conditions on version, path, parent and name become look-ups and ranges
-//!   of keys.
+//! - **Push-down** (`plan`): conditions on version, path, parent and name become look-ups and
+//!   ranges of keys.
 //! - **Memory** is bounded however large a version is: a walk keeps some rows of each directory on
 //!   the way, SQLite sorts in temporary files, and its memory has a limit
 //!   ([`SqlOptions::memory_bytes`]).

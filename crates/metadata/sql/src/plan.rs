@@ -14,7 +14,7 @@ use rusqlite::vtab::IndexConstraintOp;
 
 use crate::range::{PathRange, behind};
 
-/// A column whose conditions are used.
+/// A column that conditions of use are about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Column {
     /// Name of the version.

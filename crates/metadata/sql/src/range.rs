@@ -1,7 +1,7 @@
 //! Ranges of paths, and what of a directory lies in one.
 //!
 //! Paths are compared by their bytes, as SQLite compares TEXT. A tree is stored by directory and
-//! name, which is another order: `a/x` comes after `a-b`, whose name comes after `a`. So a
+//! name, which is another order: the path `a/x` comes after `a-b`, the name `a` before it. So a
 //! directory is entered if one path below it may be in the range, and of its names those are read
 //! that are in the range, or that lead to such a directory.
 
@@ -137,8 +137,8 @@ mod tests {
         assert_eq!(PathRange::of_prefix(b"").of_names(b"a/"), names(&[], "", None));
     }
 
-    /// Where a range begins within a directory, directories whose name is the beginning of that
-    /// name are looked up: what they have may be in the range.
+    /// Where a range begins within a directory, directories that have the beginning of that name as
+    /// their name are looked up: what they have may be in the range.
     #[test]
     fn names_of_a_range() {
         assert_eq!(range("a-b.c", "").of_names(b""), names(&["a", "a-b"], "a-b.c", None));
@@ -149,7 +149,7 @@ mod tests {
     /// Every set of paths: what is read are the paths in the range, and directories on the way.
     #[test]
     fn ranges_of_all_paths() {
-        let letters = ["", "!", "-", "0", "a"];
+        let letters = ["", "!", "-", "0"];
         let mut parts: Vec<String> = Vec::new();
         for one in &letters[1..] {
             parts.extend(letters.iter().map(|two| format!("{one}{two}")));
@@ -158,12 +158,12 @@ mod tests {
         let mut paths: Vec<String> = parts.clone();
         paths.extend(parts.iter().flat_map(|part| -> Vec<String> { below(part) }));
         let mut bounds = paths.clone();
-        bounds.extend(["", "a/", "-/", "-0", "a-/!", "b", "/"].map(String::from));
+        bounds.extend(["", "0/", "-/", "-0", "0!/!", "b", "/"].map(String::from));
         for (low, high) in bounds.iter().flat_map(|low| bounds.iter().map(move |high| (low, high)))
         {
             let range = range(low, high);
             let mut found = Vec::new();
-            let mut read = |below: &str, found: &mut Vec<String>| {
+            let read = |below: &str, found: &mut Vec<String>| {
                 let NameRange { single, from, to } = range.of_names(below.as_bytes());
                 let has = |name: &str| {
                     let name = name.as_bytes();

@@ -9,7 +9,7 @@ use kestrel_blockstore::named::{ETag, NamedObject, NamedStore};
 
 /// What queries have read so far.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct ReadCounters {
     /// Rows of tables of versions.
     pub rows: AtomicU64,
     requests: AtomicU64,
@@ -27,7 +27,7 @@ pub struct ReadStats {
     pub bytes: u64,
 }
 
-impl Counters {
+impl ReadCounters {
     /// Counts rows.
     pub fn add_rows(&self, rows: u64) {
         self.rows.fetch_add(rows, Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub struct CountedStore {
     /// What is counted of.
     pub store: Arc<dyn NamedStore>,
     /// Where it is counted.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<ReadCounters>,
 }
 
 impl NamedStore for CountedStore {

@@ -13,7 +13,7 @@ use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
 use parking_lot::Mutex;
 
-use crate::store::Counters;
+use crate::store::ReadCounters;
 
 /// Directories that a path has at most. More are a circle.
 const DEPTH_MAX: usize = 1 << 16;
@@ -25,7 +25,7 @@ type KnownDir = (Vec<u8>, InodeId);
 pub struct OpenVersion {
     manifest: VersionManifest,
     reader: VersionReader,
-    counters: Arc<Counters>,
+    counters: Arc<ReadCounters>,
     /// The directory that was found last: a join looks up one name after the other of it.
     last: Mutex<Option<KnownDir>>,
 }
@@ -44,7 +44,7 @@ pub struct StoredEntry {
 /// Rows of a range, which are counted.
 pub struct CountedRows {
     rows: VersionRows,
-    counters: Arc<Counters>,
+    counters: Arc<ReadCounters>,
 }
 
 impl CountedRows {
@@ -81,7 +81,7 @@ impl OpenVersion {
     pub fn new(
         place: &VersionPlace,
         manifest: VersionManifest,
-        counters: Arc<Counters>,
+        counters: Arc<ReadCounters>,
         cache_bytes: u64,
     ) -> Self {
         let reader = VersionReader::new(place, &manifest, cache_bytes);

@@ -130,7 +130,7 @@ impl TreeWalk {
     }
 
     /// Goes to the next entry; `false`: there is none. `at` is where the walk was, or the directory
-    /// whose names are read.
+    /// of the names.
     pub fn advance(&mut self, at: &mut CurrentEntry) -> Result<bool, EngineError> {
         let depth = self.levels.len();
         while let Some(level) = self.levels.last_mut() {

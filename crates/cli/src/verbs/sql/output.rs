@@ -249,7 +249,7 @@ mod tests {
             &[text("äö"), SqlValue::Integer(-1000), SqlValue::Null],
             &[text(""), SqlValue::Real(2.0), text("x")],
         ];
-        let table = "name  size   value\na\\nb      5  x'ff00'\näö    -1000  -\n        2.0  x\n";
+        let table = "name   size  value\na\\nb      5  x'ff00'\näö    -1000  -\n        2.0  x\n";
         assert_eq!(written(Format::Table, &["name", "size", "value"], &rows), table);
         assert_eq!(written(Format::Table, &["a", "b"], &[]), "a  b\n");
     }
