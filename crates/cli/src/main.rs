@@ -56,8 +56,8 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
-    mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, stats, status, tier,
-    token, trash, umount, version, warmup, watch,
+    mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats, status,
+    tier, token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -104,6 +104,7 @@ enum Verb {
     Clone(clone::CloneArgs),
     Publish(publish::PublishArgs),
     Version(version::VersionArgs),
+    Sql(sql::SqlArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
@@ -152,6 +153,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Clone(args) => clone::run(args),
         Verb::Publish(args) => publish::run(args),
         Verb::Version(args) => version::run(args),
+        Verb::Sql(args) => sql::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),

@@ -19,7 +19,7 @@
 //! | `verbs/volume_job.rs` | work by a process that has the volume's metadata |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/snapshot.rs`, `clone.rs` | snapshots and clones of directories |
-//! | `verbs/publish.rs`, `version.rs` | published versions |
+//! | `verbs/publish.rs`, `version.rs`, `sql.rs` | published versions, queries over them |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
 //! | `verbs/cluster.rs` | nodes that share a volume |
 //! | `verbs/objbench.rs` | measure a block store |
@@ -47,6 +47,7 @@ pub mod quota;
 pub mod rm;
 pub mod serve;
 pub mod snapshot;
+pub mod sql;
 pub mod stats;
 pub mod status;
 pub mod tier;
@@ -60,6 +61,7 @@ pub mod watch;
 mod owner_names;
 mod volume_job;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -167,6 +169,26 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
             ),
         )
     })
+}
+
+/// The volume that a person names: by its URL or directory, or by a path in a mount of it.
+fn volume_of(verb: &str, text: &OsStr) -> Result<String, Failure> {
+    let given = text.to_string_lossy().into_owned();
+    if RemoteUrl::is_one(&given) || is_bucket_url(&given) {
+        return Ok(given);
+    }
+    let path = given.strip_prefix("file://").unwrap_or(&given).to_string();
+    if Descriptor::read(Path::new(&path)).is_ok() {
+        return Ok(path);
+    }
+    let found = std::fs::canonicalize(&path).map_err(|why| {
+        Failure::new(verb, format!("{path}: neither a volume nor in a mount of one: {why}"))
+    })?;
+    let source = mount_above(verb, &found)?.source.to_string_lossy().into_owned();
+    match VersionUrl::parse(&source) {
+        Ok(Some(version)) => Ok(version.volume),
+        _ => Ok(source),
+    }
 }
 
 /// Directory with the lock and the control socket of the process behind a mount: the volume's,

@@ -102,9 +102,7 @@ impl VersionUrl {
     pub fn open(&self, resources: &Resources) -> Result<MountedVersion, VolumeError> {
         let Place { descriptor, storage } = Place::of(&self.volume, &resources.store)?;
         let registry = storage.versions()?;
-        let failed = |why: kestrel_engine::EngineError| VolumeError::Io(format!("{self}: {why}"));
-        let found = registry.find(&self.name).map_err(failed)?;
-        let manifest = found.ok_or_else(|| self.absent(&registry))?;
+        let manifest = self.find(&registry)?;
         let tables = storage.version_tables(&manifest.id_bytes(), &resources.store)?;
         let engine = VersionEngine::new(&tables, &manifest, resources.metadata_bytes);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -124,6 +122,15 @@ impl VersionUrl {
         };
         let fs = plan.assemble(&descriptor, storage.store.clone(), resources)?;
         Ok(MountedVersion { fs, descriptor, storage: Arc::new(storage), manifest })
+    }
+
+    /// What the version is, by the registry of its volume.
+    ///
+    /// # Errors
+    /// If there is no such version, it is damaged or newer, or the store cannot be reached.
+    pub fn find(&self, registry: &VersionRegistry) -> Result<VersionManifest, VolumeError> {
+        let failed = |why: kestrel_engine::EngineError| VolumeError::Io(format!("{self}: {why}"));
+        registry.find(&self.name).map_err(failed)?.ok_or_else(|| self.absent(registry))
     }
 
     fn absent(&self, registry: &VersionRegistry) -> VolumeError {

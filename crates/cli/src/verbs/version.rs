@@ -1,14 +1,10 @@
 //! `kestrel version`: the published versions of a volume.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kestrel_client::descriptor::Descriptor;
-use kestrel_client::remote::RemoteUrl;
-use kestrel_client::state_dir::is_bucket_url;
-use kestrel_client::version::{self, VersionManifest, VersionRegistry, VersionUrl, check_name};
+use kestrel_client::version::{self, VersionManifest, VersionRegistry, check_name};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::snapshots::versions::describe;
 use kestrel_daemon::units::{bytes, duration_arg};
@@ -18,7 +14,7 @@ mod lineage;
 
 use super::snapshot::KeyArgs;
 use super::snapshot::place::Place;
-use super::{mount_above, print_json};
+use super::{print_json, volume_of};
 
 /// The verb in messages.
 const VERB: &str = "version";
@@ -143,27 +139,8 @@ fn fail(why: impl std::fmt::Display) -> Failure {
     Failure::new(VERB, why)
 }
 
-/// The volume that a person names: by its URL or directory, or by a path in a mount of it.
-fn volume_of(text: &OsString) -> Result<String, Failure> {
-    let given = text.to_string_lossy().into_owned();
-    if RemoteUrl::is_one(&given) || is_bucket_url(&given) {
-        return Ok(given);
-    }
-    let path = given.strip_prefix("file://").unwrap_or(&given).to_string();
-    if Descriptor::read(Path::new(&path)).is_ok() {
-        return Ok(path);
-    }
-    let found = std::fs::canonicalize(&path)
-        .map_err(|why| fail(format!("{path}: neither a volume nor in a mount of one: {why}")))?;
-    let source = mount_above(VERB, &found)?.source.to_string_lossy().into_owned();
-    match VersionUrl::parse(&source) {
-        Ok(Some(version)) => Ok(version.volume),
-        _ => Ok(source),
-    }
-}
-
 fn registry(volume: &OsString, store: &KeyArgs) -> Result<VersionRegistry, Failure> {
-    version::registry(&volume_of(volume)?, &store.store().options()).map_err(fail)
+    version::registry(&volume_of(VERB, volume)?, &store.store().options()).map_err(fail)
 }
 
 fn find(registry: &VersionRegistry, name: &str) -> Result<VersionManifest, Failure> {

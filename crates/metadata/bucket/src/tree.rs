@@ -8,7 +8,7 @@
 //! Blocks and heads of tables are read when they are needed and kept in a cache that is bounded. A
 //! table that was merged away is removed when its last reader has let go of it.
 
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -425,18 +425,8 @@ impl Tree {
         Ok(())
     }
 
-    /// A cursor over rows of a view, deleted ones among them.
-    fn merged<'a>(&'a self, view: &View, (from, to): (&[u8], &[u8])) -> Merged<'a> {
-        let memtables = std::iter::once(&view.active).chain(&view.frozen);
-        let mut sources: Vec<Source<'a>> =
-            memtables.map(|memtable| Source::of_memtable(memtable.clone(), from, to)).collect();
-        let runs = view.runs.iter();
-        sources.extend(runs.map(|run| Source::of_run(self, run.clone(), (from, to), true)));
-        Merged { sources }
-    }
-
     /// A cursor over all rows of some runs, the newest first.
-    pub fn merged_runs<'a>(&'a self, runs: &[Arc<Run>]) -> Merged<'a> {
+    pub fn merged_runs<'a>(&'a self, runs: &[Arc<Run>]) -> Merged<&'a Tree> {
         let all = |run: &Arc<Run>| Source::of_run(self, run.clone(), (&[], &[u8::MAX; 2]), false);
         Merged { sources: runs.iter().map(all).collect() }
     }
@@ -470,14 +460,14 @@ impl ReadAhead {
     }
 }
 
-enum Rows<'a> {
+enum Rows<T> {
     Memory(Arc<MemTable>),
-    Run { tree: &'a Tree, run: Arc<Run>, table: usize, block: usize, read_ahead: ReadAhead },
+    Run { tree: T, run: Arc<Run>, table: usize, block: usize, read_ahead: ReadAhead },
 }
 
 /// Rows of a memtable or run, in order.
-struct Source<'a> {
-    rows: Rows<'a>,
+struct Source<T> {
+    rows: Rows<T>,
     /// Rows that were copied and not taken, the next one last.
     ahead: Vec<SourceRow>,
     /// Behind which key it goes on, or from which.
@@ -486,7 +476,7 @@ struct Source<'a> {
     over: bool,
 }
 
-impl<'a> Source<'a> {
+impl<T: Deref<Target = Tree>> Source<T> {
     fn of_memtable(memtable: Arc<MemTable>, from: &[u8], to: &[u8]) -> Self {
         Self {
             rows: Rows::Memory(memtable),
@@ -497,7 +487,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn of_run(tree: &'a Tree, run: Arc<Run>, (from, to): (&[u8], &[u8]), keep: bool) -> Self {
+    fn of_run(tree: T, run: Arc<Run>, (from, to): (&[u8], &[u8]), keep: bool) -> Self {
         let table = run.partition_point(|table| table.record.last.as_slice() < from);
         Self {
             rows: Rows::Run {
@@ -569,12 +559,28 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Rows of several sources in order: of those with one key, that of the first source.
-pub struct Merged<'a> {
-    sources: Vec<Source<'a>>,
+/// Rows of several sources in order: of those with one key, that of the first source. It borrows
+/// the tree, or has its share of it.
+pub struct Merged<T> {
+    sources: Vec<Source<T>>,
 }
 
-impl Merged<'_> {
+impl<T: Deref<Target = Tree> + Clone> Merged<T> {
+    /// A cursor over rows of the tree as they are now, deleted ones among them.
+    pub fn over(tree: &T, (from, to): (&[u8], &[u8])) -> Self {
+        Self::over_view(tree, &tree.view(), (from, to))
+    }
+
+    /// The same of the tree as a view has it.
+    fn over_view(tree: &T, view: &View, (from, to): (&[u8], &[u8])) -> Self {
+        let memtables = std::iter::once(&view.active).chain(&view.frozen);
+        let mut sources: Vec<Source<T>> =
+            memtables.map(|memtable| Source::of_memtable(memtable.clone(), from, to)).collect();
+        let runs = view.runs.iter();
+        sources.extend(runs.map(|run| Source::of_run(tree.clone(), run.clone(), (from, to), true)));
+        Self { sources }
+    }
+
     /// The next row, deleted or not.
     ///
     /// # Errors
@@ -601,7 +607,7 @@ impl Merged<'_> {
     }
 }
 
-impl Cursor for Merged<'_> {
+impl<T: Deref<Target = Tree> + Clone> Cursor for Merged<T> {
     fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, EngineError> {
         loop {
             match self.next_row()? {
@@ -616,7 +622,7 @@ impl Cursor for Merged<'_> {
 impl Tree {
     /// A cursor over rows of a view.
     pub fn range_in(&self, view: &View, (from, to): (&[u8], &[u8])) -> Box<dyn Cursor + '_> {
-        Box::new(self.merged(view, (from, to)))
+        Box::new(Merged::over_view(&self, view, (from, to)))
     }
 }
 

@@ -13,10 +13,8 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
-use super::{NODE, VersionManifest, VersionPlace};
-use crate::health::Health;
+use super::{VersionManifest, VersionPlace, named, tree_of};
 use crate::log::RowChanges;
-use crate::table::TableIdentity;
 use crate::tree::Tree;
 
 /// Reads a version from the store. Any number of processes may, beside whatever process has the
@@ -40,15 +38,10 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 impl VersionEngine {
     /// Reads nothing yet. Rows and blocks of tables take `memory_bytes`, about.
     pub fn new(place: &VersionPlace, manifest: &VersionManifest, memory_bytes: u64) -> Self {
-        let identity = TableIdentity { uuid: manifest.id_bytes(), node: NODE, id: 0 };
         let half = memory_bytes / 2;
-        let store = (place.store().clone(), Arc::new(Health::default()));
-        let tree = Tree::new(store, VersionPlace::prefix_of(&identity.uuid), identity, half);
-        let runs = tree.runs(&manifest.runs);
-        tree.change(|view| view.runs = runs);
         let rows = usize::try_from(half).unwrap_or(usize::MAX);
         Self {
-            tree,
+            tree: tree_of(place, manifest, half),
             row_cache: RowCache::new(0, rows),
             position: Mutex::new(0),
             name: manifest.name.clone(),
@@ -58,15 +51,7 @@ impl VersionEngine {
 
     /// Tells an error in the log, for a mount shows only its number.
     fn tell<T>(&self, result: Result<T, EngineError>) -> Result<T, EngineError> {
-        let name = &self.name;
-        let result = result.map_err(|why| match why {
-            EngineError::Io(why) => EngineError::Io(format!(
-                "version {name}: a table is missing or cannot be read: {why}"
-            )),
-            EngineError::Corrupt(why) => EngineError::Corrupt(format!("version {name}: {why}")),
-            other => other,
-        });
-        result.inspect_err(|why| {
+        result.map_err(|why| named(&self.name, why)).inspect_err(|why| {
             let mut told = self.told.lock();
             if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
                 *told = Some(Instant::now());
