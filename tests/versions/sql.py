@@ -184,7 +184,7 @@ def condition(rng, paths, versions):
         f"path in ({literal(path)}, {literal(other)}, 'absent')",
         f"path = {literal(text)} collate nocase",
         f"path glob {literal(text + tail)} and path >= {literal(shown(cut))}",
-        f"path like {literal(text + '%')} escape '!'",
+        f"path like {literal(text + '%')} escape '~'",
         f"parent is null",
         f"version = {literal(rng.choice(versions))}",
         f"version > {literal(rng.choice(versions))}",
