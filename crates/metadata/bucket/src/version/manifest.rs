@@ -323,6 +323,20 @@ mod tests {
         }
     }
 
+    /// Manifests as programs have written them since each format is there: they are read, and
+    /// written again byte for byte.
+    #[test]
+    fn pinned_manifests() {
+        let input = VersionInput { id: to_hex(&[1; 16]), name: "raw@1".into() };
+        let made = [sample(), sample().with_inputs(vec![input]).unwrap()];
+        let pinned = [include_str!("vectors/format-1.json"), include_str!("vectors/format-2.json")];
+        for (made, pinned) in made.iter().zip(pinned) {
+            let pinned = pinned.trim_end();
+            assert_eq!(String::from_utf8(made.encode()).unwrap(), pinned);
+            assert!(VersionManifest::decode("imagenet@v3", pinned.as_bytes()).is_ok());
+        }
+    }
+
     /// A manifest of a newer format is refused by that, whatever else is in it.
     #[test]
     fn newer_manifest() {
