@@ -17,6 +17,9 @@ use kestrel_types::ids::ObjectId;
 use crate::options::CacheOptions;
 use crate::store::{CachedStore, OpenError};
 
+/// Most bytes of a range that is cached: a damaged table may tell of more than there are.
+const RANGE_BYTES_MAX: u64 = 64 << 20;
+
 /// A store of named objects with a cache for some of them. See the module's header.
 pub struct CachedNamed {
     inner: Arc<dyn NamedStore>,
@@ -144,10 +147,10 @@ impl NamedStore for CachedNamed {
     }
 
     fn read_range(&self, name: &str, offset: u64, len: u64) -> Result<Bytes> {
-        let Some((number, len)) = self.names.number_of(name).zip(usize::try_from(len).ok()) else {
-            return self.inner.read_range(name, offset, len);
-        };
-        let mut bytes = vec![0; len];
+        let number = self.names.number_of(name).filter(|_| len <= RANGE_BYTES_MAX);
+        let Some(number) = number else { return self.inner.read_range(name, offset, len) };
+        // Below the bound.
+        let mut bytes = vec![0; len as usize];
         let read = self.cache.read_up_to(number, offset, &mut bytes)?;
         bytes.truncate(read);
         Ok(bytes.into())

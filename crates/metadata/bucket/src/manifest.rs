@@ -118,7 +118,7 @@ impl Manifest {
             return Err(bad("its checksum does not match"));
         }
         if !found.runs.iter().all(|run| is_run(run)) {
-            return Err(bad("its tables overlap"));
+            return Err(bad("its tables overlap, or have sizes that they cannot have"));
         }
         Ok(found)
     }

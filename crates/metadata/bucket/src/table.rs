@@ -22,6 +22,9 @@ const BLOCK_BYTES: usize = 32 << 10;
 /// A table is full from so many bytes on.
 pub const TABLE_BYTES: usize = 32 << 20;
 
+/// No table has so many bytes: rows end it far below.
+const OBJECT_BYTES_MAX: u64 = 1 << 40;
+
 /// Bits of bloom filter a row, and hashes: 1 % false positives.
 const BLOOM_BITS: usize = 10;
 const BLOOM_HASHES: u64 = 7;
@@ -87,10 +90,24 @@ pub struct TableRecord {
     pub head: u64,
 }
 
-/// Whether tables make a run: they do not overlap and are in ascending order.
+/// Whether tables make a run: they do not overlap, are in ascending order, and have sizes that they
+/// can have, so that sums of those of one manifest do not overflow.
 pub fn is_run(tables: &[TableRecord]) -> bool {
-    tables.iter().all(|table| table.first <= table.last)
-        && tables.windows(2).all(|pair| pair[0].last < pair[1].first)
+    let can_be = |table: &TableRecord| {
+        table.first <= table.last && table.head < table.bytes && table.bytes < OBJECT_BYTES_MAX
+    };
+    tables.iter().all(can_be) && tables.windows(2).all(|pair| pair[0].last < pair[1].first)
+}
+
+/// Whether blocks are one directly behind the other, up to where the head begins, and their first
+/// keys ascend.
+fn is_index(entries: &[IndexEntry], head: u64) -> bool {
+    let mut end = 0u64;
+    let adjoin = entries.iter().all(|entry| {
+        let begin = std::mem::replace(&mut end, entry.offset.saturating_add(entry.bytes.into()));
+        entry.offset == begin
+    });
+    adjoin && end == head && entries.is_sorted_by(|one, next| one.first < next.first)
 }
 
 struct IndexEntry {
@@ -283,6 +300,9 @@ impl TableHead {
                 Some(IndexEntry { first, offset, bytes })
             })();
             entries.push(entry.ok_or_else(|| bad("its index is cut off"))?);
+        }
+        if !is_index(&entries, at) {
+            return Err(bad("its index names other blocks than there can be"));
         }
         // The chunks have 8 bytes each.
         let bloom = bloom.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));

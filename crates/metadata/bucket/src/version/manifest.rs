@@ -227,7 +227,7 @@ impl VersionManifest {
             return Err(bad("an input has no identity or name"));
         }
         if !found.runs.iter().all(|run| is_run(run)) {
-            return Err(bad("its tables overlap"));
+            return Err(bad("its tables overlap, or have sizes that they cannot have"));
         }
         Ok(found)
     }
@@ -295,6 +295,11 @@ mod tests {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(VersionManifest::decode("imagenet@v3", &bad).is_err(), "bit {bit}");
+        }
+        for bytes in [0, 50, 1 << 40, u64::MAX] {
+            let mut bad = sample();
+            bad.runs[0][1].bytes = bytes;
+            assert!(VersionManifest::decode("imagenet@v3", &bad.encode()).is_err(), "{bytes}");
         }
         for len in 0..good.len() {
             assert!(VersionManifest::decode("imagenet@v3", &good[..len]).is_err());
