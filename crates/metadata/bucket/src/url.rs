@@ -7,7 +7,7 @@ use std::time::Duration;
 use kestrel_blockstore::named::{LocalNamed, NamedStore};
 use kestrel_engine::EngineError;
 use kestrel_engine::elsewhere::DEADLINE_DEFAULT;
-use kestrel_s3::{S3_SCHEME, S3Named, S3Options};
+use kestrel_s3::{S3_SCHEME, S3Limits, S3Named, S3Options};
 
 /// What a URL of a directory begins with.
 const FILE_SCHEME: &str = "file://";
@@ -56,6 +56,20 @@ impl BucketUrl {
             directory @ Place::Directory(_) => directory,
         };
         Self { place, ..self }
+    }
+
+    /// The same for requests that are given up on after so long at most.
+    #[must_use]
+    pub(crate) fn within(self, deadline: Duration) -> Self {
+        let deadline = deadline.min(self.deadline);
+        let place = match self.place {
+            Place::Bucket(options) => {
+                let limits = S3Limits { deadline, ..S3Limits::default() };
+                Place::Bucket(Box::new(options.limits(limits)))
+            }
+            directory @ Place::Directory(_) => directory,
+        };
+        Self { place, deadline }
     }
 
     /// For people. It has no secrets.
