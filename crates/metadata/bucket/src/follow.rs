@@ -55,6 +55,10 @@ const ROUNDS_MAX: usize = 20;
 /// How often it is looked whether the store has lost an object that the follower waits for.
 const LOST_LOOK: Duration = Duration::from_secs(60);
 
+/// A request of a poll is given up on after this time. The next poll tries it again, at once: so a
+/// store that is back after long is not waited for as long.
+const LOOK_DEADLINE: Duration = Duration::from_secs(5);
+
 /// Where a follower is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FollowedTo {
@@ -115,18 +119,19 @@ impl Follower {
         node: u32,
         memory_bytes: u64,
     ) -> Result<Self, EngineError> {
-        Self::open_on(url.open(false)?, uuid, node, memory_bytes)
+        let log = url.clone().within(LOOK_DEADLINE).open(false)?;
+        Self::open_on((log, url.open(false)?), uuid, node, memory_bytes)
     }
 
     pub(crate) fn open_on(
-        store: Arc<dyn NamedStore>,
+        (store, of_tables): (Arc<dyn NamedStore>, Arc<dyn NamedStore>),
         uuid: Uuid,
         node: u32,
         memory_bytes: u64,
     ) -> Result<Self, EngineError> {
         let (prefix, health) = (prefix_of(node), Arc::<Health>::default());
         let identity = TableIdentity { uuid, node, id: 0 };
-        let parts = (store.clone(), health.clone());
+        let parts = (of_tables, health.clone());
         let tree = Arc::new(Tree::new(parts, prefix.clone(), identity, memory_bytes / 2));
         let row_bytes = usize::try_from(memory_bytes / 4).unwrap_or(usize::MAX);
         let shown = Arc::new(FollowedRows::new(tree.clone(), View::default(), (0, 0), row_bytes));

@@ -8,7 +8,7 @@ use kestrel_blockstore::named::{EncryptedNamed, LocalNamed, NamedStore};
 use kestrel_blockstore::store::coded::Keys;
 use kestrel_engine::EngineError;
 use kestrel_engine::elsewhere::DEADLINE_DEFAULT;
-use kestrel_s3::{S3_SCHEME, S3Named, S3Options};
+use kestrel_s3::{S3_SCHEME, S3Limits, S3Named, S3Options};
 
 use crate::Uuid;
 use crate::holder::HOLDER;
@@ -69,6 +69,20 @@ impl BucketUrl {
             directory @ Place::Directory(_) => directory,
         };
         Self { place, ..self }
+    }
+
+    /// The same for requests that are given up on after so long at most.
+    #[must_use]
+    pub(crate) fn within(self, deadline: Duration) -> Self {
+        let deadline = deadline.min(self.deadline);
+        let place = match self.place {
+            Place::Bucket(options) => {
+                let limits = S3Limits { deadline, ..S3Limits::default() };
+                Place::Bucket(Box::new(options.limits(limits)))
+            }
+            directory @ Place::Directory(_) => directory,
+        };
+        Self { place, deadline }
     }
 
     /// For people. It has no secrets.

@@ -35,7 +35,7 @@ fn writer(store: &Arc<MemoryNamed>, take_over: bool) -> BucketEngine {
 }
 
 fn follower(store: Arc<dyn NamedStore>) -> Follower {
-    Follower::open_on(store, UUID, 0, 256 << 10).unwrap()
+    Follower::open_on((store.clone(), store), UUID, 0, 256 << 10).unwrap()
 }
 
 /// What a store in memory has, for a process that only reads: its reads fail by seed, and nothing
@@ -275,7 +275,8 @@ fn buckets_that_are_not_the_volume() {
     store.create(manifest, newer).unwrap();
     follower.poll().unwrap();
     assert_eq!(shown(&mut follower).0, history.now);
-    assert!(Follower::open_on(store, OTHER, 0, 1 << 20).is_err());
+    let store: Arc<dyn NamedStore> = store;
+    assert!(Follower::open_on((store.clone(), store), OTHER, 0, 1 << 20).is_err());
 }
 
 /// What a moment shows stays as it is while the follower goes on, and nothing can be committed.
