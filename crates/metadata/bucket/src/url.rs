@@ -82,7 +82,7 @@ impl BucketUrl {
             }
             directory @ Place::Directory(_) => directory,
         };
-        Self { place, deadline }
+        Self { place, deadline, keys: self.keys }
     }
 
     /// For people. It has no secrets.
