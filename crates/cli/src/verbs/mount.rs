@@ -98,8 +98,7 @@ pub struct MountArgs {
     pub stack: bool,
     #[command(flatten)]
     pub process: ProcessArgs,
-    /// Allow no changes; of a volume that a bucket has all of: leave it to the process that writes
-    /// it, if there is one, and follow that
+    /// Allow no changes. A volume that a bucket has all of is read beside its writer
     #[arg(short, long)]
     pub read_only: bool,
     /// With --read-only, of a volume that a bucket has all of: how often the mount looks for what
