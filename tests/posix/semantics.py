@@ -1167,6 +1167,8 @@ def immutable_trees(d):
         os.fsync(held)
 
     expect_errno(errno.EPERM, late)
+    # The kernel is told of the write, and may keep what it is told of an immutable tree.
+    os.stat(f)
     try:
         os.close(held)
     except OSError as why:

@@ -278,6 +278,21 @@ impl Core {
         self.asked(pid, reply, |reply, ()| reply.empty())
     }
 
+    /// Answers the close of a file. If what was written could not be stored, the kernel may have
+    /// been told of it meanwhile, to be kept for an hour in an immutable tree: it asks anew.
+    pub fn closed(self: &Arc<Self>, ino: InodeId, pid: u32, reply: Reply) -> Done<()> {
+        let (core, done) = (self.clone(), self.empty(pid, reply));
+        Box::new(move |closed| {
+            if closed.is_err()
+                && let Some(notifier) = core.notifier.get()
+            {
+                // An error: the kernel has forgotten it.
+                let _ = notifier.invalidate_inode(ino, -1, 0);
+            }
+            done(closed);
+        })
+    }
+
     pub fn bytes<T: AsRef<[u8]> + 'static>(&self, pid: u32, reply: Reply) -> Done<T> {
         self.asked(pid, reply, |reply, bytes: T| reply.data(bytes.as_ref()))
     }

@@ -245,10 +245,13 @@ impl FileSystem for Mounted {
                 fs.sync(core.patient(pid, reply, |reply, ()| reply.empty()));
             }
             Operation::Release { fh, flock_owner, .. } => match core.take_file(fh) {
-                Some(file) if core.locking.is_some() => {
-                    fs.release_of_owner(file, flock_owner, core.empty(pid, reply));
+                Some(file) => {
+                    let done = core.closed(file.ino(), pid, reply);
+                    match core.locking.is_some() {
+                        true => fs.release_of_owner(file, flock_owner, done),
+                        false => fs.release(file, done),
+                    }
                 }
-                Some(file) => fs.release(file, core.empty(pid, reply)),
                 None => reply.error(libc::EBADF),
             },
             Operation::Fallocate { fh, offset, length, mode } => {
