@@ -52,6 +52,19 @@ impl Kind {
             .find(|kind| *kind as u8 == number)
     }
 
+    /// Its name in what verbs print for programs, as `kestrel ls --json`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::File => "file",
+            Kind::Dir => "directory",
+            Kind::Symlink => "symlink",
+            Kind::Fifo => "fifo",
+            Kind::Char => "char",
+            Kind::Block => "block",
+            Kind::Socket => "socket",
+        }
+    }
+
     /// The `S_IFMT` bits.
     pub fn mode_bits(self) -> u32 {
         match self {

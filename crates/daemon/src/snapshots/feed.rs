@@ -14,7 +14,6 @@ use kestrel_types::ids::InodeId;
 use serde_json::{Value, json};
 
 use super::calls::SnapshotCalls;
-use super::listing::word_of;
 use super::named::shown_name;
 use crate::ask::path_value;
 use crate::logger::utc;
@@ -94,14 +93,14 @@ fn described(feed: FeedId, position: FeedPosition, event: &FeedEvent) -> Value {
         "time": utc(position.time()),
         "time_ns": position.time(),
         "event": event.kind.name(),
-        "type": word_of(event.file),
+        "type": event.file.word(),
         "inode": event.ino,
         "path": path_value(&event.path),
     });
     if let Some(FeedTarget { path, before }) = &event.to {
         value["to"] = path_value(path);
         if let Some((ino, kind)) = before {
-            value["replaced"] = json!({ "inode": ino, "type": word_of(*kind) });
+            value["replaced"] = json!({ "inode": ino, "type": kind.word() });
         }
     }
     value

@@ -154,7 +154,7 @@ fn described(entry: &DirEntry, inode: Option<&Inode>) -> Value {
     let mut one = json!({
         "name": path_value(entry.name.as_bytes()),
         "inode": entry.ino,
-        "type": word_of(entry.kind),
+        "type": entry.kind.word(),
     });
     if let Some(inode) = inode {
         one["mode"] = inode.mode.into();
@@ -165,19 +165,6 @@ fn described(entry: &DirEntry, inode: Option<&Inode>) -> Value {
         one["mtime_ns"] = inode.mtime.into();
     }
     one
-}
-
-/// The type of something, for programs.
-pub(super) fn word_of(kind: Kind) -> &'static str {
-    match kind {
-        Kind::File => "file",
-        Kind::Dir => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Fifo => "fifo",
-        Kind::Char => "char",
-        Kind::Block => "block",
-        Kind::Socket => "socket",
-    }
 }
 
 fn told(why: &FsError) -> String {

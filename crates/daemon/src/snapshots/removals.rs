@@ -25,7 +25,6 @@ use kestrel_types::trash::TRASH;
 use serde_json::{Value, json};
 
 use super::calls::SnapshotCalls;
-use super::listing::word_of;
 use super::named::{after_of, directory, name_of};
 use crate::ask::path_value;
 use crate::logger::utc_of_seconds;
@@ -93,7 +92,7 @@ fn find(calls: &SnapshotCalls<'_>, place: &PathRef) -> Result<Value, String> {
         Err(why) => Err(why.reason.to_string()),
         Ok(Err(why)) => Ok(json!({ "refused": why })),
         Ok(Ok(found)) => Ok(json!({
-            "dir": place.base, "ino": found.ino, "type": word_of(found.kind), "bytes": found.size,
+            "dir": place.base, "ino": found.ino, "type": found.kind.word(), "bytes": found.size,
         })),
     }
 }

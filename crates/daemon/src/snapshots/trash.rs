@@ -21,7 +21,6 @@ use kestrel_types::trash::KeptName;
 use serde_json::{Value, json};
 
 use super::calls::SnapshotCalls;
-use super::listing::word_of;
 use super::named::{after_of, name_of};
 use super::paths::{DEPTH_MAX, name_in, parent_of};
 use super::removals::may_leave;
@@ -72,7 +71,7 @@ fn described(name: &KeptName, inode: &Inode) -> Value {
         "cut": name.is_cut,
         "parent": name.parent,
         "inode": inode.ino,
-        "type": word_of(inode.kind),
+        "type": inode.kind.word(),
         "uid": inode.uid,
         "bytes": if inode.kind == Kind::File { inode.size } else { 0 },
         "removed_ns": inode.ctime,

@@ -159,13 +159,9 @@ fn changed_ranges(
 
 fn word(kind: Kind) -> &'static str {
     match kind {
-        Kind::File => "file",
-        Kind::Dir => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Fifo => "fifo",
         Kind::Char => "character device",
         Kind::Block => "block device",
-        Kind::Socket => "socket",
+        other => other.word(),
     }
 }
 

@@ -87,7 +87,7 @@ impl Rows for EntryRows {
         }
         let Some((ino, kind)) = found.number() else { return Ok(Cell::Null) };
         match column {
-            KIND => return Ok(Cell::of(word_of(kind))),
+            KIND => return Ok(Cell::of(kind.word())),
             INODE => return Ok(Cell::number(ino)),
             _ => {}
         }
@@ -103,19 +103,6 @@ fn parent_of(path: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
             path.truncate(end);
             path.into()
         }
-    }
-}
-
-/// The type of a file, as `kestrel ls --json` names it.
-fn word_of(kind: Kind) -> &'static str {
-    match kind {
-        Kind::File => "file",
-        Kind::Dir => "directory",
-        Kind::Symlink => "symlink",
-        Kind::Fifo => "fifo",
-        Kind::Char => "char",
-        Kind::Block => "block",
-        Kind::Socket => "socket",
     }
 }
 
