@@ -15,17 +15,15 @@
 //! that it was cut off.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ring::rand::{SecureRandom, SystemRandom};
 
 use super::{ETag, NamedObject, NamedStore};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
-use crate::store::coded::{Keys, NoncePart, ObjectKey, SALT_BYTES, TAG_BYTES};
+use crate::store::coded::{Keys, NoncePart, ObjectKey, SALT_BYTES, TAG_BYTES, random_salt};
 
 /// What every encrypted object with a name begins with.
 const MAGIC: &[u8; 8] = b"KSTENCN\n";
@@ -127,12 +125,7 @@ impl EncryptedNamed {
         let Some(number) = self.keys.write_key().filter(|_| !(self.is_clear)(name)) else {
             return Ok(plain);
         };
-        let mut salt = [0; SALT_BYTES];
-        SystemRandom::new().fill(&mut salt).map_err(|_| {
-            let source = io::Error::other("the system gave no random bytes");
-            Error::from_io("encrypting", None, source)
-        })?;
-        self.encrypt_with(name, &plain, number, &salt)
+        self.encrypt_with(name, &plain, number, &random_salt(None)?)
     }
 
     /// The same with the random bytes given, which must not repeat for this name.

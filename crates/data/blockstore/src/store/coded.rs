@@ -61,7 +61,7 @@ mod read;
 
 pub use compression::Compression;
 pub use keys::{DATA_KEY_BYTES, DataKey, Keys};
-pub(crate) use keys::{NoncePart, ObjectKey, SALT_BYTES, TAG_BYTES};
+pub(crate) use keys::{NoncePart, ObjectKey, SALT_BYTES, TAG_BYTES, random_salt};
 
 use buffers::{Buffers, KEPT_BYTES_MAX};
 use decode::OutputBuffers;

@@ -3,12 +3,11 @@
 use std::io::IoSlice;
 
 use kestrel_types::ids::ObjectId;
-use ring::rand::{SecureRandom, SystemRandom};
 
 use super::buffers::Buffers;
 use super::compression::{self, Compression, Method};
 use super::head::{CHUNK_BYTES, CHUNKS_MAX, FIRST_CHUNK_BYTES, HeadWriter, Header, object_key};
-use super::keys::{Keys, NoncePart, SALT_BYTES};
+use super::keys::{Keys, NoncePart, SALT_BYTES, random_salt};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
 use crate::store::total_len;
@@ -55,13 +54,10 @@ impl Encoder<'_> {
         parts: &[IoSlice<'_>],
         buffers: &Buffers,
     ) -> Result<Vec<u8>> {
-        let mut salt = [0; SALT_BYTES];
-        if self.write_key().is_some() {
-            SystemRandom::new().fill(&mut salt).map_err(|_| {
-                let source = std::io::Error::other("the system gave no random bytes");
-                Error::from_io("encrypting", Some(object), source)
-            })?;
-        }
+        let salt = match self.write_key() {
+            Some(_) => random_salt(Some(object))?,
+            None => [0; SALT_BYTES],
+        };
         self.encode_with(object, parts, salt, buffers)
     }
 

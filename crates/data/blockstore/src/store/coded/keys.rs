@@ -17,6 +17,7 @@ use std::sync::Arc;
 use kestrel_types::ids::ObjectId;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, Salt};
+use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::error::{Error, Result};
@@ -36,6 +37,19 @@ const OBJECT_KEY_INFO: &[u8] = b"kestrelfs object key 1";
 
 /// The same of an object with a name, followed by volume and name.
 const NAMED_KEY_INFO: &[u8] = b"kestrelfs named object key 1";
+
+/// Random bytes for a key of an object; `object` is for the error, where it has a number.
+///
+/// # Errors
+/// `Io` if the system has no randomness.
+pub(crate) fn random_salt(object: Option<ObjectId>) -> Result<[u8; SALT_BYTES]> {
+    let mut salt = [0; SALT_BYTES];
+    SystemRandom::new().fill(&mut salt).map_err(|_| {
+        let source = std::io::Error::other("the system gave no random bytes");
+        Error::from_io("encrypting", object, source)
+    })?;
+    Ok(salt)
+}
 
 /// A data key, wiped when dropped.
 pub struct DataKey(Zeroizing<[u8; DATA_KEY_BYTES]>);
