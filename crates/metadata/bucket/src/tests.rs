@@ -281,6 +281,19 @@ fn stopped_process_that_goes_on() {
 }
 
 /// Processes that end at any moment, on a store that loses requests and answers: what was reported
+/// Some changes of rows of four directories.
+fn random_batch(rng: &mut Rng) -> Vec<Mutation> {
+    let count = rng.range(1, 12);
+    let mutation = |_| {
+        let (id, name) = (rng.below(4), [rng.below(200) as u8]);
+        match rng.percent(80) {
+            true => put(id, &name, &rng.next_u64().to_be_bytes().repeat(9)),
+            false => remove(id, &name),
+        }
+    };
+    (0..count).map(mutation).collect()
+}
+
 /// as durable is there, batches are whole, and none is there without those before it.
 #[test]
 fn kills_on_a_store_that_fails() {
@@ -300,15 +313,7 @@ fn kills_on_a_store_that_fails() {
             history = vec![history.swap_remove(at)];
             process.kill_after(rng.range(1, 120));
             for _ in 0..rng.range(1, 60) {
-                let batch: Vec<Mutation> = (0..rng.range(1, 12))
-                    .map(|_| {
-                        let (id, name) = (rng.below(4), [rng.below(200) as u8]);
-                        match rng.percent(80) {
-                            true => put(id, &name, &rng.next_u64().to_be_bytes().repeat(9)),
-                            false => remove(id, &name),
-                        }
-                    })
-                    .collect();
+                let batch = random_batch(&mut rng);
                 let mut next = history.last().unwrap().clone();
                 apply(&mut next, &batch);
                 if engine.commit(BatchKind::Growing, batch).is_err() {

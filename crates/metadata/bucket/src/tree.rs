@@ -244,21 +244,18 @@ impl Tree {
         std::mem::take(&mut *self.removed.lock())
     }
 
-    fn fetch(&self, table: &Table, offset: u64, len: u64) -> Result<bytes::Bytes, EngineError> {
-        let name = format!("{}{}", self.prefix, table.identity.name());
-        let read = self.health.watch(|| self.store.read_range(&name, offset, len));
-        read.map_err(|why| failed(&*self.store, &why))
-    }
-
-    /// The same past every cache.
-    fn fetch_fresh(
+    /// Bytes of a table; `fresh`: past every cache.
+    fn fetch(
         &self,
         table: &Table,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        fresh: bool,
     ) -> Result<bytes::Bytes, EngineError> {
         let name = format!("{}{}", self.prefix, table.identity.name());
-        let read = self.health.watch(|| self.store.read_range_fresh(&name, offset, len));
+        let read = self.health.watch(|| match fresh {
+            false => self.store.read_range(&name, offset, len),
+            true => self.store.read_range_fresh(&name, offset, len),
+        });
         read.map_err(|why| failed(&*self.store, &why))
     }
 
@@ -267,12 +264,12 @@ impl Tree {
     fn read<T>(
         &self,
         table: &Table,
-        (offset, len): (u64, u64),
+        place: (u64, u64),
         decode: impl Fn(&[u8]) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let first = decode(&self.fetch(table, offset, len)?);
+        let first = decode(&self.fetch(table, place, false)?);
         match first {
-            Err(EngineError::Corrupt(_)) => decode(&self.fetch_fresh(table, offset, len)?),
+            Err(EngineError::Corrupt(_)) => decode(&self.fetch(table, place, true)?),
             other => other,
         }
     }
@@ -330,7 +327,7 @@ impl Tree {
             let ends = ends.map(|(offset, len)| offset + len);
             let end = ends.take_while(|end| end - offset <= AHEAD_BYTES_MAX).last();
             let wanted = end.unwrap_or(offset + len) - offset;
-            ahead.bytes = self.fetch(table, offset, wanted)?;
+            ahead.bytes = self.fetch(table, (offset, wanted), false)?;
             (ahead.table, ahead.offset) = (table.record.id, offset);
             ahead.blocks = (ahead.blocks * 2).min(AHEAD_BLOCKS_MAX);
         }

@@ -138,15 +138,7 @@ fn kills_by_seeds() {
             assert!(at >= durable, "seed {seed}: {at} of {durable} that were durable");
             history.truncate(at + 1);
             for _ in 0..rng.range(1, 60) {
-                let batch: Vec<Mutation> = (0..rng.range(1, 12))
-                    .map(|_| {
-                        let (id, name) = (rng.below(4), [rng.below(200) as u8]);
-                        match rng.percent(80) {
-                            true => put(id, &name, &rng.next_u64().to_be_bytes().repeat(9)),
-                            false => remove(id, &name),
-                        }
-                    })
-                    .collect();
+                let batch = random_batch(&mut rng);
                 let mut next = history.last().unwrap().clone();
                 apply(&mut next, &batch);
                 if engine.commit(BatchKind::Growing, batch).is_err() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kestrel_blockstore::named::{MemoryNamed, NamedStore};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_testkit::rng::Rng;
 use kestrel_types::key::{Key, KeyRef, Table};
 
 use super::*;
@@ -49,30 +50,14 @@ impl World {
     }
 }
 
-/// Numbers that look random, from a seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood, 2014).
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// Changes some bytes, now and then to values at which sums overflow.
-    fn change(&mut self, bytes: &mut [u8]) {
-        for _ in 0..1 + self.below(3) {
-            let at = self.below(bytes.len());
-            let len = (1 + self.below(8)).min(bytes.len() - at);
-            let value = [0, 0xff, 0x7f, self.next() as u8][self.below(4)];
-            bytes[at..at + len].fill(value);
-        }
+/// Changes some bytes, now and then to values at which sums overflow.
+fn change(rng: &mut Rng, bytes: &mut [u8]) {
+    for _ in 0..rng.range(1, 4) {
+        let at = rng.below(bytes.len() as u64) as usize;
+        let len = (rng.range(1, 9) as usize).min(bytes.len() - at);
+        let any = rng.next_u64() as u8;
+        let value = *rng.pick(&[0, 0xff, 0x7f, any]);
+        bytes[at..at + len].fill(value);
     }
 }
 
@@ -81,7 +66,7 @@ impl Random {
 #[test]
 fn tables_made_by_hand() {
     for seed in 0..400 {
-        let mut random = Random(seed);
+        let mut rng = Rng::new(seed);
         let world = World::new();
         let rows = (0..500u64).map(|number| (number, vec![number as u8; 200])).collect();
         let manifest = world.write("a", [9; 16], &rows);
@@ -92,14 +77,14 @@ fn tables_made_by_hand() {
         let head = record.head as usize;
         let end = table.len();
         if seed % 2 == 0 {
-            random.change(&mut table[head..end - 4]);
+            change(&mut rng, &mut table[head..end - 4]);
             let sum = identity.checksum(record.head, &[&table[head..end - 4]]);
             table[end - 4..].copy_from_slice(&sum.to_le_bytes());
         } else {
             let index = TableHead::decode(identity, record.head, &table[head..]).unwrap();
-            let (offset, len) = index.place(random.below(index.blocks())).unwrap();
+            let (offset, len) = index.place(rng.below(index.blocks() as u64) as usize).unwrap();
             let (from, to) = (offset as usize, (offset + len) as usize);
-            random.change(&mut table[from..to - 4]);
+            change(&mut rng, &mut table[from..to - 4]);
             let sum = identity.checksum(offset, &[&table[from..to - 4]]);
             table[to - 4..to].copy_from_slice(&sum.to_le_bytes());
         }
