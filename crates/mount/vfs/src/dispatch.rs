@@ -246,7 +246,10 @@ impl FileSystem for Mounted {
             }
             Operation::Release { fh, flock_owner, .. } => match core.take_file(fh) {
                 Some(file) => {
-                    let done = core.closed(file.ino(), pid, reply);
+                    let done = match file.writable() {
+                        true => core.closed(file.ino(), pid, reply),
+                        false => core.empty(pid, reply),
+                    };
                     match core.locking.is_some() {
                         true => fs.release_of_owner(file, flock_owner, done),
                         false => fs.release(file, done),
