@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_engine::{Engine, EngineError, Tap};
 use kestrel_types::clock::Nanos;
-use kestrel_types::ids::{ObjectId, Position};
+use kestrel_types::ids::{ObjectId, Position, job_of_object};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
@@ -55,6 +55,8 @@ pub struct Totals {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Objects of jobs and of versions that jobs made, which are not among these.
+    pub of_jobs: u64,
     /// Objects that something refers to.
     pub referenced: u64,
     /// Unreferenced objects that the deletion schedule has: the volume deletes them by itself when
@@ -297,6 +299,11 @@ fn list(
             report(GcEvent::Unknown(name));
         }
         for info in page.objects {
+            if job_of_object(info.object).is_some() {
+                // `kestrel version clean` knows whether its job or version is there.
+                totals.of_jobs += 1;
+                continue;
+            }
             totals.objects += 1;
             totals.bytes += info.size;
             objects.push(Object {

@@ -20,7 +20,7 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Data set",
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
         &[
-            "snapshot", "clone", "publish", "version", "sql", "policy", "quota", "info", "ls",
+            "snapshot", "clone", "publish", "version", "job", "sql", "policy", "quota", "info", "ls",
             "du", "rm", "trash", "watch", "warmup", "tier", "compact",
         ],
     ),

@@ -55,7 +55,7 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, key, load, ls,
+    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, job, key, load, ls,
     mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats, status,
     tier, token, trash, umount, version, warmup, watch,
 };
@@ -104,6 +104,7 @@ enum Verb {
     Clone(clone::CloneArgs),
     Publish(publish::PublishArgs),
     Version(version::VersionArgs),
+    Job(job::JobArgs),
     Sql(sql::SqlArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
@@ -153,6 +154,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Clone(args) => clone::run(args),
         Verb::Publish(args) => publish::run(args),
         Verb::Version(args) => version::run(args),
+        Verb::Job(args) => job::run(args),
         Verb::Sql(args) => sql::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),

@@ -35,6 +35,7 @@ pub mod format;
 pub mod fsck;
 pub mod gc;
 pub mod info;
+pub mod job;
 pub mod key;
 pub mod load;
 pub mod ls;

@@ -197,6 +197,9 @@ pub struct Descriptor {
     /// How its objects are coded; none as long as no object was ever to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coding: Option<CodingSettings>,
+    /// Number of the job of the volume whose namespace this is, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<u32>,
     /// Which node of which cluster this is, if several share the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterSection>,
@@ -239,6 +242,7 @@ impl Descriptor {
             metadata,
             registry,
             coding,
+            job: None,
             cluster,
             secret,
             checksum,
@@ -316,6 +320,23 @@ impl Descriptor {
     /// As for [`Descriptor::metadata`].
     pub fn is_shared(&self, idle: bool) -> Result<bool, VolumeError> {
         Ok(!matches!(self.rows_of(idle)?, RowsAt::Directory))
+    }
+
+    /// The descriptor of a job's namespace in this volume, with objects at this URL.
+    ///
+    /// # Errors
+    /// If the URL is none.
+    pub(crate) fn of_job(&self, job: u32, name: &str, storage: &str) -> Result<Self, VolumeError> {
+        let mut made = self.clone();
+        made.settings.name = name.into();
+        made.settings.storage = Some(storage.into());
+        made.settings.durability = Durability::Fsync;
+        made.format_version = FORMAT_VERSION;
+        (made.metadata, made.registry, made.cluster, made.secret) = (None, None, None, None);
+        made.job = Some(job);
+        made.settings.check()?;
+        made.checksum = made.expected_checksum()?;
+        Ok(made)
     }
 
     /// The same with its metadata in a database or a bucket.

@@ -83,6 +83,7 @@ pub mod fs;
 mod groups;
 mod held_locks;
 mod inode_table;
+pub mod job;
 mod kept_inodes;
 pub mod keys;
 pub mod listed;

@@ -196,6 +196,15 @@ impl StateDir {
     }
 }
 
+/// The directory of a job's namespace on this machine, which may not have been made yet. `id`: 32
+/// hexadecimal digits.
+///
+/// # Errors
+/// If nothing says where state directories lie.
+pub fn job_dir(id: &str) -> Result<PathBuf, VolumeError> {
+    Ok(parent()?.join(format!("job-{id}")))
+}
+
 /// Where the state directories of this machine lie.
 fn parent() -> Result<PathBuf, VolumeError> {
     let absolute = |name: &str| {

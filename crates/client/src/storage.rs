@@ -458,6 +458,19 @@ impl Storage {
         Ok(self.versions.decrypted(Arc::new(cached)))
     }
 
+    /// The URL of the place of its objects, for another process on this machine.
+    pub fn url(&self, settings: &Settings) -> Result<String, VolumeError> {
+        match &self.base {
+            Base::Dir(dir) => {
+                let path =
+                    fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, error))?;
+                Ok(format!("file://{}", path.display()))
+            }
+            // What is in a bucket is so by its settings.
+            Base::S3(_) => Ok(settings.storage.clone().unwrap_or_default()),
+        }
+    }
+
     /// The same to publish one.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ use crate::storage::{Storage, StoreOptions};
 use crate::volume::assembly::Assembly;
 use crate::volume::{self, Resources};
 
-mod publish;
+pub(crate) mod publish;
 mod url;
 
 pub use self::publish::{Publication, PublishError, publish};
@@ -42,14 +42,14 @@ pub use kestrel_bucket::version::{
 const WHO: &str = "a reader of published versions";
 
 /// What a volume is, and where its data is.
-struct Place {
-    descriptor: Descriptor,
-    storage: Storage,
+pub(crate) struct Place {
+    pub descriptor: Descriptor,
+    pub storage: Storage,
 }
 
 impl Place {
     /// Of the volume that `url` names: a directory, or a server, which is asked once.
-    fn of(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
+    pub fn of(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
         if RemoteUrl::is_one(url) {
             let (descriptor, storage) = volume_at(url, WHO, options)?;
             return Ok(Self { descriptor, storage });
@@ -104,7 +104,8 @@ impl VersionUrl {
         let registry = storage.versions()?;
         let manifest = self.find(&registry)?;
         let tables = storage.version_tables(&manifest.id_bytes(), &resources.store)?;
-        let engine = VersionEngine::new(&tables, &manifest, resources.metadata_bytes);
+        let engine = VersionEngine::new(&tables, &manifest, resources.metadata_bytes)
+            .map_err(|why| VolumeError::Io(format!("{self}: {why}")))?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = NodeConfig {
             workers: resources.workers,

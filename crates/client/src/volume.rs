@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::store::{BlockStore, OwnStore};
 use kestrel_bucket::log_dir::UPLOAD_EVERY_DEFAULT;
 pub use kestrel_bucket::log_dir::{NOTE_NAME, remembered};
 use kestrel_cluster::ClusterNodeConfig;
@@ -29,6 +29,7 @@ use kestrel_cluster::host::{Carrier, NodeHost};
 use kestrel_engine::Engine;
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
+use kestrel_types::ids::objects_of_job;
 
 use crate::descriptor::{Descriptor, Durability, find_volume};
 use crate::error::VolumeError;
@@ -83,6 +84,8 @@ pub struct Resources {
     pub take_over: bool,
     /// Metadata in a bucket: a log on a local disk in front of it.
     pub log_dir: LogDirSettings,
+    /// A job's namespace: how long changes may wait for their upload if nobody waits for them.
+    pub job_upload_every: Duration,
 }
 
 /// A log on a local disk in front of metadata in a bucket.
@@ -126,6 +129,7 @@ impl Default for Resources {
             store: StoreOptions::default(),
             take_over: false,
             log_dir: LogDirSettings::default(),
+            job_upload_every: UPLOAD_EVERY_DEFAULT,
         }
     }
 }
@@ -201,7 +205,10 @@ impl Volume {
         Descriptor::mend(&dir);
         // Before the metadata: recovery reads file data and takes back what is not whole.
         let storage = Arc::new(Storage::open(&dir, &descriptor, &resources.store)?);
-        let store = storage.store.clone();
+        let store: Arc<dyn BlockStore> = match descriptor.job {
+            Some(job) => Arc::new(OwnStore::new(storage.store.clone(), objects_of_job(job))),
+            None => storage.store.clone(),
+        };
         let engine = engine::open(&dir, &descriptor, resources, &store)?;
         Ok(Self { dir, descriptor, engine, store, storage, lock })
     }
@@ -284,6 +291,7 @@ impl Volume {
             serves,
             batch_max: resources.batch_max.unwrap_or(NodeConfig::default().batch_max),
             replica_bytes: resources.store.memory.replica_bytes as usize,
+            objects_from: self.descriptor.job.map_or(0, |job| objects_of_job(job).start),
             ..NodeConfig::default()
         }
     }

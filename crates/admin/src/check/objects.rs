@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kestrel_blockstore::ErrorKind;
 use kestrel_blockstore::store::{BlockStore, ObjectInfo, list_all};
-use kestrel_types::ids::ObjectId;
+use kestrel_types::ids::{ObjectId, job_of_object};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::is_history_share;
 use kestrel_types::stat::ObjStat;
@@ -204,7 +204,9 @@ fn stored(
 ) -> Result<(), CheckError> {
     for page in list_all(store) {
         let page = page?;
-        for object in page.objects {
+        // Those of jobs and of their versions are not this volume's to judge.
+        let own = page.objects.into_iter().filter(|it| job_of_object(it.object).is_none());
+        for object in own {
             if first_pass {
                 check.totals.stored_objects += 1;
                 check.totals.stored_bytes += object.size;

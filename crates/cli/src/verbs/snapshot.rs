@@ -72,10 +72,10 @@ enum Action {
 pub(super) struct KeyArgs {
     /// File with the credentials of an s3:// store [default: AWS_ACCESS_KEY_ID, … or the machine's]
     #[arg(long, value_name = "FILE")]
-    credentials: Option<PathBuf>,
+    pub(super) credentials: Option<PathBuf>,
     /// File with the key of an encrypted volume; by default the one that KESTREL_KEY_FILE names
     #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    pub(super) key_file: Option<PathBuf>,
 }
 
 impl KeyArgs {

@@ -22,7 +22,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::ExtentList;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind, chunk_of};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::{InodeRef, Name};
@@ -314,7 +314,8 @@ impl TreeWriter<'_> {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let VersionFigures { files, directories, bytes } = self.figures;
         let figures = [whole(files), whole(directories.saturating_sub(1)), whole(bytes)];
-        let rows = Node::rows_of_tree(stored(root, ROOT), figures, reader.at, self.highest + 1);
+        let numbers = (self.highest + 1, FIRST_OBJECT);
+        let rows = Node::rows_of_tree(stored(root, ROOT), Some(figures), reader.at, numbers);
         for row in rows {
             self.writer.put(row.key.borrow(), row.value.as_deref().unwrap_or_default())?;
         }
@@ -445,7 +446,7 @@ impl TreeWriter<'_> {
 }
 
 /// An inode as a row has it, from what an answer says of it.
-fn stored(inode: Inode, number: InodeId) -> Inode {
+pub(crate) fn stored(inode: Inode, number: InodeId) -> Inode {
     let mut stored = Inode { ino: number, effective: Policy::default(), ..inode };
     if stored.kind == Kind::Dir {
         // Figures come from the shares, and the record is of policies.

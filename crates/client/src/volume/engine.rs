@@ -16,6 +16,7 @@ use super::{LogDirSettings, META_DIR, Resources};
 use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
+use crate::job;
 use crate::keys;
 use crate::recovery::Recovery;
 use crate::state_dir::credentials_for;
@@ -44,6 +45,9 @@ pub(super) fn open(
     });
     let (uuid, node, take_over) =
         (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
+    if let Some(job) = descriptor.job {
+        return job::open_rows(dir, descriptor, job, resources, before_sync);
+    }
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
     let credentials = credentials_for(dir, resources.store.credentials.as_deref());
     if resources.log_dir.dir.is_some() {
@@ -64,7 +68,11 @@ pub(super) fn open(
             return Ok(Arc::new(engine.map_err(failed)?));
         }
         RowsAt::Bucket(place) => {
-            let options = BucketOptions { memory_bytes: resources.metadata_bytes, take_over };
+            let options = BucketOptions {
+                memory_bytes: resources.metadata_bytes,
+                take_over,
+                ..BucketOptions::default()
+            };
             let Some(log_dir) = log_dir(dir, &uuid, resources).map_err(failed)? else {
                 let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
                 return Ok(Arc::new(engine.map_err(failed)?));

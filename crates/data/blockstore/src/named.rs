@@ -10,6 +10,7 @@
 //! the first attempt came through. The store reads the object and compares; so callers write
 //! contents that no other process writes under that name.
 
+mod below;
 mod encrypted;
 mod local;
 mod memory;
@@ -18,6 +19,7 @@ use bytes::Bytes;
 use kestrel_types::clock::Nanos;
 
 use crate::error::Result;
+pub use below::BelowNamed;
 pub use encrypted::{EncryptedNamed, encrypted_volume};
 pub use local::LocalNamed;
 pub use memory::{MemoryNamed, NamedFault};

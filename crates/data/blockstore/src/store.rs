@@ -38,12 +38,14 @@ pub mod failing;
 pub mod key;
 pub mod local;
 pub mod memory;
+pub mod own;
 pub mod tiered_dirs;
 
 pub use coded::CodedStore;
 pub use failing::FailingStore;
 pub use local::LocalStore;
 pub use memory::MemoryStore;
+pub use own::OwnStore;
 pub use tiered_dirs::TieredDirs;
 
 /// Most objects in one page of a listing.

@@ -247,7 +247,8 @@ impl Flusher {
         let view = shared.tree.view();
         let Some(count) = plan(&view.runs) else { return Ok(false) };
         let merged = &view.runs[..count];
-        let is_whole = count == view.runs.len();
+        // A row that is stored as deleted hides one of the layers below.
+        let is_whole = count == view.runs.len() && view.layers.is_empty();
         let mut writer = RunWriter::new(self, shared);
         let mut rows = shared.tree.merged_runs(merged);
         while let Some((key, value)) = rows.next_row()? {

@@ -181,7 +181,7 @@ impl Follower {
     pub fn rows(&mut self) -> Arc<FollowedRows> {
         if std::mem::take(&mut self.is_changed) {
             let view =
-                View { active: Arc::default(), frozen: self.log.layers(), runs: self.runs.clone() };
+                View { frozen: self.log.layers(), runs: self.runs.clone(), ..View::default() };
             let at = (self.position, self.manifest.epoch);
             self.shown = Arc::new(FollowedRows::new(self.tree.clone(), view, at, self.row_bytes));
         }

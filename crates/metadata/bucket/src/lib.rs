@@ -46,6 +46,7 @@
 //! | `manifest`, `log`, `table` | the formats of objects (`docs/format/bucket.md`) |
 //! | `recover` | opening: the claim, and the log that no table has |
 //! | `sender` | committed batches become log objects, in order |
+//! | `layer` | rows of versions below those of a job |
 //! | `tree` | memtables and tables, as readers see them |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
@@ -62,6 +63,7 @@ mod follow;
 mod health;
 mod hex;
 mod holder;
+mod layer;
 mod local;
 mod local_sync;
 mod log;
@@ -109,11 +111,14 @@ pub struct BucketOptions {
     pub memory_bytes: u64,
     /// Takes the place of another process that has the rows open, instead of being refused.
     pub take_over: bool,
+    /// How long batches may wait for more before they are uploaded, unless a caller waits for them;
+    /// none: they are uploaded at once. Of a log directory, which has its own time, it is ignored.
+    pub upload_every: Option<Duration>,
 }
 
 impl Default for BucketOptions {
     fn default() -> Self {
-        Self { memory_bytes: 512 << 20, take_over: false }
+        Self { memory_bytes: 512 << 20, take_over: false, upload_every: None }
     }
 }
 
@@ -334,13 +339,15 @@ impl Engine for BucketEngine {
     }
 
     fn on_durable(&self, position: Position, done: OnDurable) {
-        // Everything committed is on its way.
+        self.shared.want(position);
         self.shared.row_cache.on_durable(position, done);
     }
 
     fn sync(&self) -> Result<(), EngineError> {
         self.shared.acknowledges()?;
-        self.shared.row_cache.wait(self.shared.appended())
+        let position = self.shared.appended();
+        self.shared.want(position);
+        self.shared.row_cache.wait(position)
     }
 
     fn upload(&self, position: Position) -> Result<(), EngineError> {

@@ -30,6 +30,7 @@ use kestrel_types::hex::from_hex;
 use crate::flusher::{FlushLimits, Flusher};
 use crate::health::{Health, failed, read_checked};
 use crate::holder::{self, HOLDER, Holder, Stopper};
+use crate::layer::Layer;
 use crate::local::Local;
 use crate::local_sync;
 use crate::log::{LogRecord, RowChanges, name, number_of, read_window};
@@ -61,7 +62,7 @@ const HOLDER_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Below this are the rows of all nodes.
-const ROOT: &str = "meta/";
+pub const ROOT: &str = "meta/";
 
 /// What names of objects of a node begin with.
 pub fn prefix_of(node: u32) -> String {
@@ -170,7 +171,8 @@ fn is_volume(store: &dyn NamedStore, uuid: &Uuid, node: u32) -> Result<Option<bo
     Ok(found.map(|(manifest, _)| manifest.check(uuid, node, store.shown()).is_ok()))
 }
 
-fn holder_in(store: &dyn NamedStore, node: u32) -> Result<Option<String>, EngineError> {
+/// The process that has the rows of a node open, in words, if there is one.
+pub fn holder_in(store: &dyn NamedStore, node: u32) -> Result<Option<String>, EngineError> {
     let name = format!("{}{HOLDER}", prefix_of(node));
     let Some((holder, found)) = read_checked(store, &name, Holder::decode)? else {
         return Ok(None);
@@ -368,6 +370,14 @@ fn nonce() -> u64 {
     random ^ SystemClock.now().unsigned_abs()
 }
 
+/// Bytes that no other process makes up.
+pub fn random_bytes() -> [u8; 16] {
+    (u128::from(nonce()) << 64 | u128::from(nonce())).to_be_bytes()
+}
+
+/// Makes the rows below those of a job, which share the cache of its tree.
+pub type Below<'a> = Option<&'a dyn Fn(&Tree) -> Result<Arc<[Arc<Layer>]>, EngineError>>;
+
 /// The log of a log directory as it was found, before the rows are claimed.
 pub struct FoundLog {
     dir: LogDir,
@@ -517,7 +527,19 @@ pub fn open_logged(
     (uuid, node): (Uuid, u32),
     (options, limits): (BucketOptions, FlushLimits),
     before_sync: BeforeSync,
-    mut found_log: Option<FoundLog>,
+    found_log: Option<FoundLog>,
+) -> Result<BucketEngine, EngineError> {
+    let shard = (uuid, node);
+    open_above((store, deadline), shard, (options, limits), before_sync, (found_log, None))
+}
+
+/// The same above rows that never change, if there are some.
+pub fn open_above(
+    (store, deadline): (Arc<dyn NamedStore>, Duration),
+    (uuid, node): (Uuid, u32),
+    (options, limits): (BucketOptions, FlushLimits),
+    before_sync: BeforeSync,
+    (mut found_log, below): (Option<FoundLog>, Below<'_>),
 ) -> Result<BucketEngine, EngineError> {
     let nonce = nonce();
     let mut check = |manifest: &Manifest| match &mut found_log {
@@ -581,6 +603,10 @@ pub fn open_logged(
     let tree = Tree::new((store.clone(), health.clone()), prefix.clone(), identity, cache_bytes);
     let runs = tree.runs(&published.manifest.runs);
     tree.change(|view| (view.active, view.runs) = (memtable.clone(), runs));
+    if let Some(below) = below {
+        let layers = below(&tree)?;
+        tree.change(|view| view.layers = layers);
+    }
     let row_bytes = usize::try_from(options.memory_bytes / 2).unwrap_or(usize::MAX);
     let claimed = (nonce, epoch);
     let (local, batches) = found_log
@@ -601,6 +627,7 @@ pub fn open_logged(
         published,
         position: log.position,
         local,
+        upload_every: options.upload_every,
     }));
     shared.take_in(batches.unwrap_or_default());
     shared.counters.live_log.store(live_log, std::sync::atomic::Ordering::Relaxed);

@@ -94,6 +94,8 @@ pub struct EngineShared {
     pub counters: EngineCounters,
     /// Where batches are durable before they are uploaded, if that is wanted.
     pub local: Option<Local>,
+    /// How long batches may wait for more; none: they do not.
+    upload_every: Option<Duration>,
     published: Mutex<Published>,
     queue: Mutex<Queue>,
     /// The queue has batches, or the engine stops.
@@ -121,6 +123,7 @@ pub struct Parts {
     pub published: Published,
     pub position: Position,
     pub local: Option<Local>,
+    pub upload_every: Option<Duration>,
 }
 
 impl EngineShared {
@@ -138,6 +141,7 @@ impl EngineShared {
             row_cache: RowCache::new(parts.position, parts.row_bytes),
             before_sync: parts.before_sync,
             counters: EngineCounters::default(),
+            upload_every: parts.local.as_ref().map(|it| it.upload_every).or(parts.upload_every),
             local: parts.local,
             published: Mutex::new(parts.published),
             queue: Mutex::new(Queue {
@@ -431,6 +435,18 @@ impl EngineShared {
         Ok(())
     }
 
+    /// A caller waits until everything up to `position` is durable.
+    pub fn want(&self, position: Position) {
+        if self.local.is_some() || self.upload_every.is_none() {
+            // It is on its way.
+            return;
+        }
+        let mut queue = self.queue.lock();
+        queue.wanted = queue.wanted.max(position.min(queue.position));
+        drop(queue);
+        self.news.notify_one();
+    }
+
     /// Newest position, durable or not.
     pub fn appended(&self) -> Position {
         self.queue.lock().position
@@ -455,15 +471,15 @@ impl EngineShared {
             if is_over || queue.failure.is_some() {
                 return None;
             }
-            match (&self.local, queue.batches.front()) {
-                (Some(local), Some(first)) if first.position <= queue.logged => {
-                    let due = first.at + local.upload_every;
+            match (self.upload_every, queue.batches.front()) {
+                (Some(every), Some(first)) if first.position <= queue.logged => {
+                    let due = first.at + every;
                     self.news.wait_until(&mut queue, due);
                 }
                 _ => self.news.wait(&mut queue),
             }
         }
-        while self.local.is_none()
+        while self.upload_every.is_none()
             && queue.mutations < expected
             && queue.bytes < bytes_max
             && !queue.stopping
@@ -488,11 +504,11 @@ impl EngineShared {
         let Some(first) = queue.batches.front().filter(|it| it.position <= queue.logged) else {
             return false;
         };
-        let Some(local) = &self.local else { return true };
+        let Some(every) = self.upload_every else { return true };
         queue.stopping
             || queue.wanted >= first.position
             || queue.bytes >= UPLOAD_BYTES
-            || first.at.elapsed() >= local.upload_every
+            || first.at.elapsed() >= every
     }
 
     /// The store has everything up to `position`; the last object was of so many queued bytes.

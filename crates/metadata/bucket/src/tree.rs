@@ -3,7 +3,8 @@
 //! A *memtable* has the rows of log objects that no table has yet. When it is large it is frozen,
 //! written as a sorted run of tables, and named in the manifest; readers look at the memtables
 //! first, then at the runs from the newest on. Runs of about the same size are merged in the
-//! background, so that there are few (`flusher`).
+//! background, so that there are few (`flusher`). Of a job the rows of its inputs are below
+//! (`layer`).
 //!
 //! Blocks and heads of tables are read when they are needed and kept in a cache that is bounded. A
 //! table that was merged away is removed when its last reader has let go of it.
@@ -21,6 +22,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::health::{Health, failed};
+use crate::layer::{Layer, LayerRows};
 use crate::log::RowChanges;
 use crate::table::{Block, TableHead, TableIdentity, TableRecord};
 
@@ -53,8 +55,11 @@ enum Kept {
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<(u64, u64), Kept> for Weight {
-    fn weight(&self, _: &(u64, u64), kept: &Kept) -> u64 {
+/// Which tree, which of its tables, and which block of that.
+type CacheKey = (u32, u64, u64);
+
+impl Weighter<CacheKey, Kept> for Weight {
+    fn weight(&self, _: &CacheKey, kept: &Kept) -> u64 {
         let weight = match kept {
             Kept::Head(head) => head.weight(),
             Kept::Block(block) => block.weight(),
@@ -174,6 +179,8 @@ pub struct View {
     pub frozen: Vec<Arc<MemTable>>,
     /// The newest first.
     pub runs: Vec<Arc<Run>>,
+    /// Rows below all of these that never change, the first to be asked first.
+    pub layers: Arc<[Arc<Layer>]>,
 }
 
 /// See the module's header.
@@ -184,7 +191,9 @@ pub struct Tree {
     prefix: String,
     identity: TableIdentity,
     view: RwLock<Arc<View>>,
-    cache: Cache<(u64, u64), Kept, Weight>,
+    /// Number of the tree among those that share the cache.
+    number: u32,
+    cache: Arc<Cache<CacheKey, Kept, Weight>>,
     /// Names of objects to be removed.
     removed: Arc<Mutex<Vec<String>>>,
 }
@@ -204,7 +213,29 @@ impl Tree {
             prefix,
             identity,
             view: RwLock::default(),
-            cache: Cache::with_weighter(items, cache_bytes, Weight),
+            number: 0,
+            cache: Arc::new(Cache::with_weighter(items, cache_bytes, Weight)),
+            removed: Arc::default(),
+        }
+    }
+
+    /// Another tree without rows that shares the cache of this one, with a number that none of the
+    /// others has.
+    pub fn sibling(
+        &self,
+        number: u32,
+        store: Arc<dyn NamedStore>,
+        prefix: String,
+        identity: TableIdentity,
+    ) -> Self {
+        Self {
+            store,
+            health: self.health.clone(),
+            prefix,
+            identity,
+            view: RwLock::default(),
+            number,
+            cache: self.cache.clone(),
             removed: Arc::default(),
         }
     }
@@ -275,7 +306,7 @@ impl Tree {
     }
 
     fn head(&self, table: &Table) -> Result<Arc<TableHead>, EngineError> {
-        let key = (table.record.id, HEAD);
+        let key = (self.number, table.record.id, HEAD);
         if let Some(Kept::Head(head)) = self.cache.get(&key) {
             return Ok(head);
         }
@@ -294,7 +325,7 @@ impl Tree {
         head: &TableHead,
         number: usize,
     ) -> Result<Arc<Block>, EngineError> {
-        let key = (table.record.id, number as u64);
+        let key = (self.number, table.record.id, number as u64);
         if let Some(Kept::Block(block)) = self.cache.get(&key) {
             return Ok(block);
         }
@@ -314,7 +345,7 @@ impl Tree {
         ahead: &mut ReadAhead,
         to: &[u8],
     ) -> Result<Arc<Block>, EngineError> {
-        let key = (table.record.id, number as u64);
+        let key = (self.number, table.record.id, number as u64);
         if let Some(Kept::Block(block)) = self.cache.get(&key) {
             return Ok(block);
         }
@@ -365,14 +396,30 @@ impl Tree {
     /// # Errors
     /// The store's, and `Corrupt`.
     pub fn get(&self, view: &View, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        if let Some(found) = self.get_own(view, key)? {
+            return Ok(found);
+        }
+        for layer in &*view.layers {
+            if let Some(found) = layer.get(key)? {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the tree itself says of a key, without its layers: its value, or that it is deleted.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn get_own(&self, view: &View, key: &[u8]) -> Result<Option<Option<Bytes>>, EngineError> {
         for memtable in std::iter::once(&view.active).chain(&view.frozen) {
             if let Some(found) = memtable.get(key) {
-                return Ok(found);
+                return Ok(Some(found));
             }
         }
         for run in &view.runs {
             if let Some(found) = self.get_in(run, key)? {
-                return Ok(found);
+                return Ok(Some(found));
             }
         }
         Ok(None)
@@ -388,7 +435,7 @@ impl Tree {
         keys: &[Vec<u8>],
         visit: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), EngineError> {
-        if keys.len() < LOOKUPS_EACH || view.runs.is_empty() {
+        if keys.len() < LOOKUPS_EACH || (view.runs.is_empty() && view.layers.is_empty()) {
             for (index, key) in keys.iter().enumerate() {
                 if let Some(value) = self.get(view, key)? {
                     visit(index, &value);
@@ -460,6 +507,7 @@ impl ReadAhead {
 enum Rows<T> {
     Memory(Arc<MemTable>),
     Run { tree: T, run: Arc<Run>, table: usize, block: usize, read_ahead: ReadAhead },
+    Layer(Box<LayerRows>),
 }
 
 /// Rows of a memtable or run, in order.
@@ -498,6 +546,16 @@ impl<T: Deref<Target = Tree>> Source<T> {
             from: Bound::Included(from.to_vec()),
             to: to.to_vec(),
             over: from >= to,
+        }
+    }
+
+    fn of_layer(rows: LayerRows) -> Self {
+        Self {
+            rows: Rows::Layer(Box::new(rows)),
+            ahead: Vec::new(),
+            from: Bound::Unbounded,
+            to: Vec::new(),
+            over: false,
         }
     }
 
@@ -549,6 +607,14 @@ impl<T: Deref<Target = Tree>> Source<T> {
                     }
                     *block += 1;
                 }
+                Rows::Layer(rows) => {
+                    while self.ahead.len() < COPIED_MAX
+                        && let Some(row) = rows.next_row()?
+                    {
+                        self.ahead.push(row);
+                    }
+                    self.over = self.ahead.len() < COPIED_MAX;
+                }
             }
             self.ahead.reverse();
         }
@@ -570,6 +636,14 @@ impl<T: Deref<Target = Tree> + Clone> Merged<T> {
 
     /// The same of the tree as a view has it.
     fn over_view(tree: &T, view: &View, (from, to): (&[u8], &[u8])) -> Self {
+        let mut merged = Self::over_own(tree, view, (from, to));
+        let layers = view.layers.iter();
+        merged.sources.extend(layers.map(|layer| Source::of_layer(layer.rows((from, to)))));
+        merged
+    }
+
+    /// The same without its layers.
+    pub fn over_own(tree: &T, view: &View, (from, to): (&[u8], &[u8])) -> Self {
         let memtables = std::iter::once(&view.active).chain(&view.frozen);
         let mut sources: Vec<Source<T>> =
             memtables.map(|memtable| Source::of_memtable(memtable.clone(), from, to)).collect();

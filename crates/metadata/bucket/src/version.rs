@@ -9,23 +9,35 @@
 //! | --- | --- |
 //! | `manifest` | [`VersionManifest`]: what a version is, and which tables have its rows |
 //! | `writer` | [`VersionWriter`]: rows in any order become runs of tables |
+//! | `stack` | the versions below a job, as layers |
+//! | `job` | [`JobRegistry`]: namespaces that are being made on versions |
+//! | `merge` | [`merge()`]: one tree of several versions |
+//! | `aliases` | directories that the inputs of a job have in common |
 //! | `registry` | [`VersionRegistry`]: names, made by conditional put |
 //! | `engine` | [`VersionEngine`]: the rows of a version, as an engine |
 //! | `reader` | [`VersionReader`]: the same rows as they are stored |
 
+mod aliases;
 mod engine;
+mod job;
 mod manifest;
+mod merge;
 mod reader;
 mod registry;
+mod stack;
 #[cfg(test)]
 mod tests;
 mod writer;
 
+pub use aliases::write_aliases;
 pub use engine::VersionEngine;
+pub use job::{JobRecord, JobRegistry};
+pub use crate::layer::NumberSpan;
 pub use manifest::{
-    INPUTS_MAX, NAME_BYTES_MAX, VersionFigures, VersionId, VersionInput, VersionManifest,
+    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, VersionFigures, VersionId, VersionInput, VersionManifest,
     VersionSource, check_name,
 };
+pub use merge::{Conflict, MergedInputs, merge};
 pub use reader::{VersionReader, VersionRows};
 pub use registry::{VersionPlace, VersionRegistry};
 pub use writer::VersionWriter;
@@ -45,18 +57,26 @@ const WRITER: &str = "writer";
 /// The node in the identity of tables of versions: they belong to none.
 const NODE: u32 = 0;
 
-/// The tables of a version, with a cache of their blocks of so many bytes.
-fn tree_of(place: &VersionPlace, manifest: &VersionManifest, cache_bytes: u64) -> Tree {
+/// The tables of a version and of those below it, with a cache of their blocks of so many bytes.
+fn tree_of(
+    place: &VersionPlace,
+    manifest: &VersionManifest,
+    cache_bytes: u64,
+) -> Result<Tree, EngineError> {
     let identity = TableIdentity { uuid: manifest.id_bytes(), node: NODE, id: 0 };
     let store = (place.store().clone(), Arc::new(Health::default()));
     let tree = Tree::new(store, VersionPlace::prefix_of(&identity.uuid), identity, cache_bytes);
     let runs = tree.runs(&manifest.runs);
     tree.change(|view| view.runs = runs);
-    tree
+    if let Some(changes) = manifest.changes() {
+        let layers = stack::layers_of(place, &identity.uuid, &changes.base, &tree)?;
+        tree.change(|view| view.layers = layers);
+    }
+    Ok(tree)
 }
 
 /// An error of reading a version, with its name.
-fn named(name: &str, why: EngineError) -> EngineError {
+pub(crate) fn named(name: &str, why: EngineError) -> EngineError {
     match why {
         EngineError::Io(why) => {
             EngineError::Io(format!("version {name}: a table is missing or cannot be read: {why}"))

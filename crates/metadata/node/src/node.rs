@@ -51,7 +51,7 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::quota::{OverSince, QuotaInfo};
@@ -100,6 +100,9 @@ pub struct NodeConfig {
     pub durability: Durability,
     /// Time between the last reference to an object and its deletion, nanoseconds.
     pub grace: Nanos,
+    /// References to objects below this are not counted: they are not this node's to delete. Of a
+    /// job these are the objects of its inputs.
+    pub objects_from: ObjectId,
     /// Memory for the namespace replica, bytes.
     pub replica_bytes: usize,
     /// Most requests in one batch.
@@ -121,6 +124,7 @@ impl Default for NodeConfig {
             workers: cores.clamp(1, 16),
             durability: Durability::Fsync,
             grace: 60 * SECOND,
+            objects_from: 0,
             replica_bytes: 64 << 20,
             batch_max: 1024,
             scan_rows: SCAN_ROWS_MAX,

@@ -41,6 +41,11 @@ impl RefDeltas {
         self.0.retain(|(_, bytes)| *bytes != 0);
     }
 
+    /// Keeps those of objects with this number or a higher one.
+    pub fn keep_from(&mut self, first: ObjectId) {
+        self.0.retain(|(object, _)| *object >= first);
+    }
+
     /// Changes by object.
     pub fn items(&self) -> &[(ObjectId, i64)] {
         &self.0

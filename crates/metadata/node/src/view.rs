@@ -47,7 +47,7 @@ use kestrel_engine::Mutation;
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
-use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::NAME_MAX;
@@ -102,6 +102,8 @@ pub struct Core {
     pub scan_rows: usize,
     /// Time between the last reference to an object and its deletion.
     pub grace: Nanos,
+    /// References to objects below this are not counted: they are not this node's to delete.
+    pub objects_from: ObjectId,
     /// The volume's snapshots.
     pub snapshots: Arc<KnownSnapshots>,
     /// What requests need of clones.

@@ -96,7 +96,7 @@ impl Catalog {
         }
         let Some(manifest) = self.find(name)? else { return Ok(None) };
         let place = self.registry.place();
-        let version = OpenVersion::new(place, manifest, self.counters.clone(), self.cache_bytes);
+        let version = OpenVersion::new(place, manifest, self.counters.clone(), self.cache_bytes)?;
         let version = Arc::new(version);
         if open.len() >= OPEN_MAX {
             open.remove(0);

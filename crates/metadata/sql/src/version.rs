@@ -78,14 +78,17 @@ pub fn behind_table(table: Table) -> Vec<u8> {
 
 impl OpenVersion {
     /// Reads nothing yet.
+    ///
+    /// # Errors
+    /// Those of the versions below, of a version that a job made.
     pub fn new(
         place: &VersionPlace,
         manifest: VersionManifest,
         counters: Arc<ReadCounters>,
         cache_bytes: u64,
-    ) -> Self {
-        let reader = VersionReader::new(place, &manifest, cache_bytes);
-        Self { manifest, reader, counters, last: Mutex::default() }
+    ) -> Result<Self, EngineError> {
+        let reader = VersionReader::new(place, &manifest, cache_bytes)?;
+        Ok(Self { manifest, reader, counters, last: Mutex::default() })
     }
 
     /// Its name.

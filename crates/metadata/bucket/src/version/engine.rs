@@ -37,16 +37,23 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl VersionEngine {
     /// Reads nothing yet. Rows and blocks of tables take `memory_bytes`, about.
-    pub fn new(place: &VersionPlace, manifest: &VersionManifest, memory_bytes: u64) -> Self {
+    ///
+    /// # Errors
+    /// Those of the versions below, of a version that a job made.
+    pub fn new(
+        place: &VersionPlace,
+        manifest: &VersionManifest,
+        memory_bytes: u64,
+    ) -> Result<Self, EngineError> {
         let half = memory_bytes / 2;
         let rows = usize::try_from(half).unwrap_or(usize::MAX);
-        Self {
-            tree: tree_of(place, manifest, half),
+        Ok(Self {
+            tree: tree_of(place, manifest, half)?,
             row_cache: RowCache::new(0, rows),
             position: Mutex::new(0),
             name: manifest.name.clone(),
             told: Mutex::new(None),
-        }
+        })
     }
 
     /// Tells an error in the log, for a mount shows only its number.

@@ -4,11 +4,13 @@ use std::collections::HashSet;
 
 use kestrel_engine::EngineError;
 use kestrel_types::hex::to_hex;
+use kestrel_types::ids::{FIRST_INODE, InodeId};
 use serde::{Deserialize, Serialize};
 
 use super::damaged;
 use crate::Uuid;
 use crate::hex;
+use crate::layer::NumberSpan;
 use crate::table::{TableRecord, is_run};
 
 /// What every manifest of a version begins with.
@@ -20,8 +22,17 @@ const FORMAT: u32 = 1;
 /// The same of those that do.
 const FORMAT_INPUTS: u32 = 2;
 
+/// The same of those that have changes of other versions.
+const FORMAT_CHANGES: u32 = 3;
+
+/// Most versions below one.
+pub const LAYERS_MAX: usize = 1000;
+
 /// Most inputs of a version.
 pub const INPUTS_MAX: usize = 1000;
+
+/// Inodes have numbers below this.
+pub const NUMBERS_END: InodeId = 1 << 62;
 
 /// Longest name of a version, bytes: twice as many digits are the name of a file.
 pub const NAME_BYTES_MAX: usize = 120;
@@ -73,6 +84,106 @@ pub struct VersionInput {
     pub name: String,
 }
 
+/// A version below another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerRecord {
+    /// [`VersionId`], 32 hexadecimal digits.
+    pub id: String,
+    /// Its name when it was put below.
+    pub name: String,
+    /// Number of the job that made it; 0: no job did.
+    pub job: u32,
+    /// Which version gave which numbers in its tables, itself the last one.
+    pub numbers: Vec<NumberSpan>,
+    /// As [`VersionManifest::runs`].
+    pub runs: Vec<Vec<TableRecord>>,
+}
+
+/// What a job is made on: the versions below it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobBase {
+    /// Number of the job.
+    pub job: u32,
+    /// Which version below gave which numbers.
+    pub numbers: Vec<NumberSpan>,
+    /// Numbers of directories that have another one too.
+    pub aliases: u64,
+    /// The versions below, each above those that it was made on; the first one that has a row says
+    /// what it is.
+    pub layers: Vec<LayerRecord>,
+}
+
+/// A version that a job made: its rows are changes of those of the versions below it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangesRecord {
+    /// What is below.
+    pub base: JobBase,
+    /// Behind the last number that the job gave; the first one is behind those of the base.
+    pub end: InodeId,
+}
+
+impl JobBase {
+    /// The first number that the job gives.
+    pub fn first_number(&self) -> InodeId {
+        self.numbers.iter().map(|span| span.end).max().unwrap_or(FIRST_INODE)
+    }
+
+    /// Fails, with the reason in words, for what cannot be.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.layers.len() > LAYERS_MAX {
+            return Err(format!("{} versions below; there are at most {LAYERS_MAX}", self.layers.len()));
+        }
+        check_numbers(&self.numbers)?;
+        let mut ids = HashSet::new();
+        for layer in &self.layers {
+            if !is_id(&layer.id) || check_name(&layer.name).is_err() || !ids.insert(&layer.id) {
+                return Err("a version below has no identity or name, or is there twice".into());
+            }
+            check_numbers(&layer.numbers)?;
+            if layer.numbers.last().is_none_or(|span| span.id != layer.id) {
+                return Err(format!("version {} below gave no numbers", layer.name));
+            }
+            if !layer.runs.iter().all(|run| is_run(run)) {
+                return Err(format!("tables of version {} below overlap", layer.name));
+            }
+        }
+        let circle = self.layers.iter().enumerate().find(|(at, layer)| {
+            let above = &self.layers[..*at];
+            let is_above = |span: &NumberSpan| above.iter().any(|other| other.id == span.id);
+            layer.numbers.iter().any(is_above)
+        });
+        match circle {
+            Some((_, layer)) => {
+                Err(format!("version {} is below one that it was made on", layer.name))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_id(text: &str) -> bool {
+    kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16)
+}
+
+/// Fails for spans that overlap, reach beyond what inodes are numbered with, or belong to one
+/// version twice.
+fn check_numbers(numbers: &[NumberSpan]) -> Result<(), String> {
+    let mut spans: Vec<&NumberSpan> = numbers.iter().collect();
+    spans.sort_unstable_by_key(|span| span.first);
+    let overlap = spans.windows(2).any(|pair| pair[0].end > pair[1].first);
+    let can_be = |span: &&NumberSpan| {
+        is_id(&span.id) && FIRST_INODE <= span.first && span.first <= span.end && span.end <= NUMBERS_END
+    };
+    let ids: HashSet<&String> = numbers.iter().map(|span| &span.id).collect();
+    if overlap || ids.len() < numbers.len() || !spans.iter().all(can_be) {
+        return Err("numbers of versions overlap, or cannot be".into());
+    }
+    Ok(())
+}
+
 /// How much is in a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -106,6 +217,9 @@ pub struct VersionManifest {
     /// Versions that it was made from, in the order that the publisher gave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     inputs: Vec<VersionInput>,
+    /// Of one that a job made: what it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    changes: Option<ChangesRecord>,
     /// How much is in it.
     pub figures: VersionFigures,
     /// Rows in its tables.
@@ -136,6 +250,7 @@ impl VersionManifest {
             user: 0,
             source,
             inputs: Vec::new(),
+            changes: None,
             figures: VersionFigures::default(),
             rows: 0,
             runs: Vec::new(),
@@ -149,9 +264,64 @@ impl VersionManifest {
     /// If one is there twice, or there are more than [`INPUTS_MAX`].
     pub fn with_inputs(mut self, inputs: Vec<VersionInput>) -> Result<Self, String> {
         check_inputs(&inputs).map_err(|why| format!("version {}: {why}", self.name))?;
-        self.format = if inputs.is_empty() { FORMAT } else { FORMAT_INPUTS };
         self.inputs = inputs;
+        self.format = self.least_format();
         Ok(self)
+    }
+
+    /// The same, made by a job.
+    ///
+    /// # Errors
+    /// If the versions below cannot be.
+    pub fn with_changes(mut self, changes: ChangesRecord) -> Result<Self, String> {
+        self.changes = Some(changes);
+        self.check_changes().map_err(|why| format!("version {}: {why}", self.name))?;
+        self.format = self.least_format();
+        Ok(self)
+    }
+
+    fn least_format(&self) -> u32 {
+        match (&self.changes, self.inputs.is_empty()) {
+            (Some(_), _) => FORMAT_CHANGES,
+            (None, false) => FORMAT_INPUTS,
+            (None, true) => FORMAT,
+        }
+    }
+
+    fn check_changes(&self) -> Result<(), String> {
+        let Some(changes) = &self.changes else { return Ok(()) };
+        changes.base.check()?;
+        if changes.base.layers.iter().any(|layer| layer.id == self.id) {
+            return Err("it is below itself".into());
+        }
+        check_numbers(&self.own_numbers(changes))
+    }
+
+    fn own_numbers(&self, changes: &ChangesRecord) -> Vec<NumberSpan> {
+        let mut numbers = changes.base.numbers.clone();
+        let (first, end) = (changes.base.first_number(), changes.end);
+        numbers.push(NumberSpan { id: self.id.clone(), first, end });
+        numbers
+    }
+
+    /// Which version gave which numbers in its tables, itself the last one; `end`: the number
+    /// behind the last one, of a version that no job made.
+    pub fn numbers(&self, end: InodeId) -> Vec<NumberSpan> {
+        match &self.changes {
+            Some(changes) => self.own_numbers(changes),
+            None => vec![NumberSpan { id: self.id.clone(), first: FIRST_INODE, end }],
+        }
+    }
+
+    /// Of a version that a job made: what it changes.
+    pub fn changes(&self) -> Option<&ChangesRecord> {
+        self.changes.as_ref()
+    }
+
+    /// Identities of the versions that it cannot be read without.
+    pub fn needs(&self) -> impl Iterator<Item = &str> {
+        let layers = self.changes.iter().flat_map(|changes| &changes.base.layers);
+        layers.map(|layer| layer.id.as_str())
     }
 
     /// Versions that it was made from, in the order that the publisher gave.
@@ -201,7 +371,7 @@ impl VersionManifest {
         if version.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
-        if ![FORMAT, FORMAT_INPUTS].contains(&version.format) {
+        if !(FORMAT..=FORMAT_CHANGES).contains(&version.format) {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
                 version.format
@@ -214,14 +384,13 @@ impl VersionManifest {
         if found.name != name {
             return Err(bad("it is that of another version"));
         }
-        let is_id =
-            |text: &str| kestrel_types::hex::from_hex(text).is_some_and(|id| id.len() == 16);
         if !is_id(&found.id) || !is_id(&found.volume) {
             return Err(bad("it has no identity"));
         }
-        if (found.format == FORMAT) != found.inputs.is_empty() {
-            return Err(bad("its format and its inputs contradict each other"));
+        if found.format != found.least_format() {
+            return Err(bad("its format and what is in it contradict each other"));
         }
+        found.check_changes().map_err(|why| bad(&why))?;
         check_inputs(&found.inputs).map_err(|why| bad(&why))?;
         if !found.inputs.iter().all(|input| is_id(&input.id) && check_name(&input.name).is_ok()) {
             return Err(bad("an input has no identity or name"));
@@ -345,9 +514,9 @@ mod tests {
     /// A manifest of a newer format is refused by that, whatever else is in it.
     #[test]
     fn newer_manifest() {
-        let text = br#"{"magic":"kestrelfs-version","format":3,"news":true}"#;
+        let text = br#"{"magic":"kestrelfs-version","format":4,"news":true}"#;
         let why = VersionManifest::decode("a", text).unwrap_err();
-        assert!(matches!(&why, EngineError::Refused(why) if why.contains("format 3")), "{why}");
+        assert!(matches!(&why, EngineError::Refused(why) if why.contains("format 4")), "{why}");
     }
 
     #[test]

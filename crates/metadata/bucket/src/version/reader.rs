@@ -24,9 +24,16 @@ pub struct VersionRows {
 
 impl VersionReader {
     /// Reads nothing yet. Blocks of tables take `cache_bytes`, about.
-    pub fn new(place: &VersionPlace, manifest: &VersionManifest, cache_bytes: u64) -> Self {
-        let tree = Arc::new(tree_of(place, manifest, cache_bytes));
-        Self { tree, name: manifest.name.as_str().into() }
+    ///
+    /// # Errors
+    /// Those of the versions below, of a version that a job made.
+    pub fn new(
+        place: &VersionPlace,
+        manifest: &VersionManifest,
+        cache_bytes: u64,
+    ) -> Result<Self, EngineError> {
+        let tree = Arc::new(tree_of(place, manifest, cache_bytes)?);
+        Ok(Self { tree, name: manifest.name.as_str().into() })
     }
 
     /// The value of a row, if it is there.

@@ -13,7 +13,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
-use super::{VersionId, VersionManifest, WRITER, check_name, cleaned_up};
+use super::{JobBase, JobRegistry, VersionId, VersionManifest, WRITER, check_name, cleaned_up};
 use crate::Uuid;
 use crate::health::{self, read_checked};
 use crate::table::TABLES;
@@ -174,17 +174,18 @@ impl VersionRegistry {
         Ok(true)
     }
 
-    /// Takes a version's name away, and then its tables unless it has another name. What it holds
-    /// in the volume is for the caller to release, if the answer is `true`: it has no name left.
+    /// Takes a version's name away, and then its tables unless it has another name, or another
+    /// version or a job needs it. What it holds in the volume is for the caller to release, if the
+    /// answer is `true`: nothing needs it.
     ///
     /// # Errors
     /// The store's; the name may be gone then.
     pub fn remove(&self, manifest: &VersionManifest) -> Result<bool, EngineError> {
         let store = &self.place.store;
         let id = manifest.id_bytes();
-        let mut has_other = false;
+        let mut has_other = self.is_needed_by_job(&id)?;
         for name in self.names("")?.iter().filter(|name| **name != manifest.name) {
-            has_other |= self.names_it(name, &id)?;
+            has_other |= self.needs_it(name, &id)?;
         }
         store.remove(&object_of(&manifest.name)).map_err(|why| self.failed(&why))?;
         crash::point("version.unnamed");
@@ -202,24 +203,77 @@ impl VersionRegistry {
         self.place.store.remove(&object_of(name)).map_err(|why| self.failed(&why))
     }
 
-    /// Whether the object of a name is that of the version of this identity. One that is damaged or
-    /// newer says so by having the identity in it.
-    fn names_it(&self, name: &str, id: &VersionId) -> Result<bool, EngineError> {
+    /// Whether the version of a name is that of this identity, or cannot be read without it. One
+    /// that is damaged or newer says so by having the identity in it.
+    fn needs_it(&self, name: &str, id: &VersionId) -> Result<bool, EngineError> {
         let found = self.place.store.read(&object_of(name)).map_err(|why| self.failed(&why))?;
+        let Some(found) = found else { return Ok(false) };
         let id = to_hex(id);
-        let has = |bytes: &[u8]| bytes.windows(id.len()).any(|part| part == id.as_bytes());
-        Ok(found.is_some_and(|found| has(&found.bytes)))
+        Ok(match VersionManifest::decode(name, &found.bytes) {
+            Ok(version) => version.id == id || version.needs().any(|needed| needed == id),
+            Err(_) => found.bytes.windows(id.len()).any(|part| part == id.as_bytes()),
+        })
     }
 
-    /// Identities of all versions that have a name.
+    /// Whether a job is this version, or was begun on it.
+    fn is_needed_by_job(&self, id: &VersionId) -> Result<bool, EngineError> {
+        let jobs = JobRegistry::new(self.place.clone(), self.volume);
+        let id = to_hex(id);
+        for number in jobs.numbers()? {
+            let Some(job) = jobs.find(number)? else { continue };
+            if job.id == id || job.base.layers.iter().any(|layer| layer.id == id) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Identities of all versions that have a name, that such versions or jobs need, and of jobs.
     ///
     /// # Errors
     /// The store's, and those of manifests that cannot be read: what they refer to is not known.
     fn ids(&self) -> Result<HashSet<VersionId>, EngineError> {
-        let id_of = |name: String| Ok(self.find(&name)?.map(|found| found.id_bytes()));
-        let ids = self.names("")?.into_iter().map(id_of);
-        let ids: Result<Vec<Option<VersionId>>, EngineError> = ids.collect();
-        Ok(ids?.into_iter().flatten().collect())
+        let mut ids = HashSet::new();
+        let mut add = |id: &str| ids.extend(from_hex(id).and_then(|id| VersionId::try_from(id).ok()));
+        // Jobs first: one that is published meanwhile has its name before its record goes.
+        let jobs = JobRegistry::new(self.place.clone(), self.volume);
+        for number in jobs.numbers()? {
+            let Some(job) = jobs.find(number)? else { continue };
+            add(&job.id);
+            job.base.layers.iter().for_each(|layer| add(&layer.id));
+        }
+        for name in self.names("")? {
+            let Some(version) = self.find(&name)? else { continue };
+            add(&version.id);
+            version.needs().for_each(&mut add);
+        }
+        Ok(ids)
+    }
+
+    /// Numbers of all jobs with objects that something may need: those that there are, and those
+    /// that made versions.
+    ///
+    /// # Errors
+    /// The store's, and those of records and manifests that cannot be read.
+    pub fn live_jobs(&self) -> Result<HashSet<u32>, EngineError> {
+        let mut live = HashSet::new();
+        let mut add = |base: &JobBase| {
+            live.insert(base.job);
+            live.extend(base.layers.iter().map(|layer| layer.job));
+        };
+        let jobs = JobRegistry::new(self.place.clone(), self.volume);
+        let numbers = jobs.numbers()?;
+        for number in &numbers {
+            if let Some(job) = jobs.find(*number)? {
+                add(&job.base);
+            }
+        }
+        for name in self.names("")? {
+            if let Some(version) = self.find(&name)? {
+                version.changes().iter().for_each(|changes| add(&changes.base));
+            }
+        }
+        Ok(live)
     }
 
     /// Versions that have tables and no name, with a writer that has said nothing for `age`: the
@@ -291,10 +345,26 @@ impl VersionRegistry {
             }
             store.remove(&object).map_err(|why| self.failed(&why))?;
         }
+        let jobs = JobRegistry::new(self.place.clone(), self.volume);
+        jobs.remove_all()?;
         for (object, _) in store.list(DATA).map_err(|why| self.failed(&why))? {
             store.remove(&object).map_err(|why| self.failed(&why))?;
         }
         Ok(())
+    }
+
+    /// Removes the tables of a version that a job was being published as, and that has no name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn remove_tables(&self, id: &VersionId) -> Result<(), EngineError> {
+        let store = &self.place.store;
+        let writer = VersionPlace::part_of(id, WRITER);
+        store.remove(&writer).map_err(|why| self.failed(&why))?;
+        let found = store.list(&VersionPlace::tables_of(id)).map_err(|why| self.failed(&why))?;
+        found
+            .iter()
+            .try_for_each(|(object, _)| store.remove(object).map_err(|why| self.failed(&why)))
     }
 
     /// Removes the tables of a version that has no name, and so many objects.

@@ -90,7 +90,7 @@ fn tables_made_by_hand() {
         }
         world.store.remove(&name).unwrap();
         assert!(world.store.create(&name, table.into()).unwrap());
-        let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+        let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).unwrap();
         let _ = engine.scan(Table::Entry, 1, None, &mut |_, _, _| ControlFlow::Continue(()));
         for number in [0u64, 250, 499, u64::MAX] {
             let suffix = number.to_be_bytes();
@@ -129,7 +129,7 @@ fn rows_of_a_version() {
     assert!(world.registry.publish(&manifest).unwrap());
     let found = world.registry.find("a@1").unwrap().unwrap();
     assert_eq!(found.encode(), manifest.encode());
-    let engine = VersionEngine::new(world.registry.place(), &found, 16 << 20);
+    let engine = VersionEngine::new(world.registry.place(), &found, 16 << 20).unwrap();
     assert_eq!(all_rows(&engine), rows.into_iter().collect::<Vec<_>>());
     for number in [0u64, 17, 4999, 5000] {
         let suffix = number.to_be_bytes();
@@ -148,14 +148,14 @@ fn rows_of_a_version() {
 fn commits_stay_in_memory() {
     let world = World::new();
     let manifest = world.publish("a", [1; 16]);
-    let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).unwrap();
     let key = Key::new(Table::Entry, 1, &2u64.to_be_bytes());
     let row = Mutation { key, value: Some(Box::from(*b"x")) };
     let position = engine.commit(BatchKind::Growing, vec![row]).unwrap();
     engine.sync().unwrap();
     assert!(engine.durable() >= position);
     assert_eq!(all_rows(&engine).len(), 2);
-    let other = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let other = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).unwrap();
     assert_eq!(all_rows(&other).len(), 1);
 }
 
@@ -192,7 +192,7 @@ fn removal_after_a_rename_cut_short() {
     second.name = "b".into();
     assert!(world.registry.publish(&second).unwrap());
     assert!(!world.registry.remove(&first).unwrap());
-    let engine = VersionEngine::new(world.registry.place(), &second, 1 << 20);
+    let engine = VersionEngine::new(world.registry.place(), &second, 1 << 20).unwrap();
     assert_eq!(all_rows(&engine).len(), 1);
     assert!(world.registry.remove(&second).unwrap());
     assert!(world.store.list("data/").unwrap().is_empty());
@@ -252,7 +252,7 @@ fn swapped_tables() {
     let bytes = world.store.read(&other).unwrap().unwrap().bytes;
     world.store.remove(&own).unwrap();
     assert!(world.store.create(&own, bytes).unwrap());
-    let engine = VersionEngine::new(world.registry.place(), &first, 1 << 20);
+    let engine = VersionEngine::new(world.registry.place(), &first, 1 << 20).unwrap();
     let suffix = 1u64.to_be_bytes();
     let read = engine.get_many(&[KeyRef::new(Table::Entry, 1, &suffix)], &mut |_, _| ());
     assert!(matches!(read, Err(EngineError::Corrupt(_))), "{read:?}");

@@ -21,8 +21,8 @@ const ROW_OVERHEAD: usize = 64;
 /// How often the writer says that it is still there.
 const BEAT: Duration = Duration::from_secs(60);
 
-/// Key and value.
-type OwnedRow = (Box<[u8]>, Box<[u8]>);
+/// Key and value; none: the row is deleted.
+type OwnedRow = (Box<[u8]>, Option<Box<[u8]>>);
 
 /// Writes the tables of one version.
 pub struct VersionWriter {
@@ -65,8 +65,16 @@ impl VersionWriter {
     pub fn put(&mut self, key: KeyRef<'_>, value: &[u8]) -> Result<(), EngineError> {
         let mut bytes = Vec::with_capacity(9 + key.suffix.len());
         key.encode_into(&mut bytes);
-        self.bytes += bytes.len() + value.len() + ROW_OVERHEAD;
-        self.rows.push((bytes.into(), value.into()));
+        self.put_encoded(&bytes, Some(value))
+    }
+
+    /// The same with an encoded key; without a value: the row of a version below is deleted.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn put_encoded(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
+        self.bytes += key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
+        self.rows.push((key.into(), value.map(Into::into)));
         if self.bytes >= RUN_BYTES {
             self.end_run()?;
         }
@@ -130,7 +138,7 @@ impl VersionWriter {
                 self.next_table += 1;
                 TableWriter::new(TableIdentity { uuid: self.id, node: NODE, id })
             });
-            table.add(key, Some(value));
+            table.add(key, value.as_deref());
             if table.bytes() >= TABLE_BYTES
                 && let Some(full) = writer.take()
             {

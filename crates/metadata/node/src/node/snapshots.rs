@@ -354,6 +354,7 @@ impl Node {
             shares: rows.shares,
             scan_rows: rows.scan_rows,
             grace: rows.grace,
+            objects_from: 0,
             snapshots,
             clones: CloneNeeds::default(),
             quotas,

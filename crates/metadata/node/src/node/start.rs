@@ -9,7 +9,7 @@ use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
+use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::op_counters::WorkerCounters;
@@ -152,26 +152,37 @@ impl Node {
 
     /// The rows that make a tree a volume of its own which never changes: its root, the counters,
     /// and its figures (files, directories below the root, bytes). `stamp` is the newest commit
-    /// timestamp of its rows, `inodes` is above all its inode numbers. The rows of what is below
-    /// the root, and those of the root's share, are for the caller to add.
+    /// timestamp of its rows, `inodes` is above all its inode numbers. Without figures the node
+    /// counts when it starts. The rows of what is below the root, and those of the root's share,
+    /// are for the caller to add.
     pub fn rows_of_tree(
         root: Inode,
-        figures: [i64; 3],
+        figures: Option<[i64; 3]>,
         stamp: u64,
-        inodes: InodeId,
+        (inodes, objects): (InodeId, ObjectId),
     ) -> Vec<Mutation> {
-        vec![
+        let counters = vec![
             counter_row("clock", stamp.saturating_add(1)),
             counter_row("inodes", inodes.max(FIRST_INODE)),
-            counter_row("objects", FIRST_OBJECT),
+            counter_row("objects", objects),
             counter_row("shares", 1),
-            usage_row(&figures),
             Mutation {
                 key: Key::new(Table::Entry, 0, b""),
                 value: Some(Entry::Inode(root).encode()),
             },
             Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
-        ]
+        ];
+        counters.into_iter().chain(figures.map(|figures| usage_row(&figures))).collect()
+    }
+
+    /// The counter of timestamps, that of inodes and the figures, as they stand in rows of a node
+    /// that was stopped cleanly; no figures of one that was not.
+    ///
+    /// # Errors
+    /// The engine's, and if rows are damaged.
+    pub fn rows_at_rest(engine: &dyn Engine) -> FsResult<(u64, InodeId, Option<[i64; 3]>)> {
+        let figures = recorded_figures(engine)?;
+        Ok((counter(engine, "clock")?, counter(engine, "inodes")?, figures))
     }
 
     /// As [`Node::format`], with those of the rows of the root that are `own`.
@@ -330,6 +341,7 @@ impl Node {
             shares,
             scan_rows: config.scan_rows.max(1),
             grace: config.grace,
+            objects_from: config.objects_from,
             snapshots,
             clones: CloneNeeds::default(),
             quotas,

@@ -234,6 +234,7 @@ impl View<'_> {
     /// `shared`: a file refers to what is added already, so it cannot be what is being deleted.
     pub fn want_objects(&mut self, tally: &mut RefDeltas, home: usize, shared: bool) -> Run<()> {
         tally.merge();
+        tally.keep_from(self.core.objects_from);
         let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
             if *bytes > 0 {

@@ -1,0 +1,449 @@
+//! Jobs: namespaces of their own on published versions, which become versions themselves
+//! (`docs/operations/jobs.md`).
+//!
+//! A job begins with the trees of its inputs, as one. What it changes are rows of its own in the
+//! store, above those of the inputs, and objects of its own. Until it is published nobody else sees
+//! them. Publishing costs what was changed, however large the inputs are.
+//!
+//! [`begin`] makes a job and its directory on this machine, [`resume`] makes that directory on
+//! another one. The directory is opened as any volume's is ([`crate::volume::Volume`]), to mount or
+//! serve it. [`publish`] and [`abort`] end the job.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kestrel_blockstore::store::{BlockStore, list_all};
+use kestrel_bucket::version::{
+    Conflict, JobRegistry, MergedInputs, VersionId, VersionInput, VersionManifest,
+    VersionRegistry, merge, write_aliases,
+};
+use kestrel_bucket::{BucketEngine, BucketOptions};
+use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use kestrel_meta::node::{Node, RootAttr};
+use kestrel_meta::view::decode_dir_id;
+use kestrel_types::clock::{Clock, SystemClock};
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{ObjectId, ROOT, job_of_object, objects_of_job};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::key::{Key, KeyRef, Table};
+
+use crate::descriptor::{Descriptor, FILE_NAME, random};
+use crate::error::VolumeError;
+use crate::state_dir::job_dir;
+use crate::storage::{Storage, StoreOptions};
+use crate::version::Place;
+use crate::volume::{Resources, VolumeLock};
+
+mod publish;
+
+pub use self::publish::{PublishedJob, publish};
+pub use kestrel_bucket::version::JobRecord;
+
+/// The record by which a job says that it is being published: nobody writes any more.
+const SEALED: &[u8] = b"sealed";
+
+/// What a job begins with.
+#[derive(Debug, Clone)]
+pub struct NewJob {
+    /// Names of the versions, the most important one first.
+    pub inputs: Vec<String>,
+    /// The name that the job's version gets.
+    pub name: String,
+    /// The user that begins it, who owns the root of a job without inputs.
+    pub user: u32,
+    /// That user's group.
+    pub group: u32,
+    /// The machine and process that begins it, for people.
+    pub begun_by: String,
+}
+
+/// A job on this machine.
+#[derive(Debug)]
+pub struct Job {
+    /// What it is.
+    pub record: JobRecord,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What its inputs say differently, as far as they are told one by one.
+    pub conflicts: Vec<JobConflict>,
+    /// How many of these there are.
+    pub conflict_count: u64,
+}
+
+/// A name that two inputs of a job say different things of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobConflict {
+    /// Its path from the root, as bytes.
+    pub path: Vec<u8>,
+    /// The version that the job has it of.
+    pub kept: String,
+    /// The other one.
+    pub hidden: String,
+}
+
+/// The jobs of a volume.
+pub struct Jobs {
+    descriptor: Descriptor,
+    storage: Storage,
+    versions: VersionRegistry,
+    jobs: JobRegistry,
+}
+
+fn engine(why: EngineError) -> VolumeError {
+    VolumeError::engine(why)
+}
+
+fn node(why: kestrel_types::error::FsError) -> VolumeError {
+    VolumeError::Io(why.to_string())
+}
+
+impl Jobs {
+    /// Those of the volume that `url` names: a path, or a URL. No process that has the volume open
+    /// is asked; a server is asked what the volume is.
+    ///
+    /// # Errors
+    /// If there is no such volume, its store cannot be reached or has no conditional puts.
+    pub fn of(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
+        let Place { descriptor, storage } = Place::of(url, options)?;
+        let versions = storage.versions_to_publish()?;
+        let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
+        Ok(Self { descriptor, storage, versions, jobs })
+    }
+
+    /// All jobs that are there; of those with records that cannot be read, why.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn list(&self) -> Result<Vec<(u32, Result<JobRecord, EngineError>)>, VolumeError> {
+        let mut found = Vec::new();
+        for number in self.jobs.numbers().map_err(engine)? {
+            if let Some(record) = self.jobs.find(number).transpose() {
+                found.push((number, record));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The job of a number, or of the name that its version gets.
+    ///
+    /// # Errors
+    /// If there is none, or several have the name; the store's.
+    pub fn find(&self, job: &str) -> Result<JobRecord, VolumeError> {
+        if let Ok(number) = job.parse::<u32>()
+            && let Some(record) = self.jobs.find(number).map_err(engine)?
+        {
+            return Ok(record);
+        }
+        let found = self.list()?.into_iter().filter_map(|(_, record)| record.ok());
+        let mut found: Vec<JobRecord> = found.filter(|record| record.name == job).collect();
+        match (found.pop(), found.last()) {
+            (Some(one), None) => Ok(one),
+            (Some(one), Some(other)) => Err(VolumeError::Invalid(format!(
+                "job {job}: jobs {} and {} have this name; give the number",
+                other.number(),
+                one.number()
+            ))),
+            (None, _) => Err(VolumeError::Invalid(format!(
+                "job {job}: there is no such job; `kestrel job list` shows those that there are"
+            ))),
+        }
+    }
+
+    /// The process that has a job open, in words, if there is one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn holder(&self, record: &JobRecord) -> Result<Option<String>, VolumeError> {
+        self.jobs.holder(record).map_err(engine)
+    }
+
+    /// Begins a job, and makes its directory.
+    ///
+    /// # Errors
+    /// If an input is not there or they do not go together, the name is taken, or the store fails.
+    pub fn begin(&self, new: &NewJob) -> Result<Job, VolumeError> {
+        kestrel_bucket::version::check_name(&new.name).map_err(VolumeError::Invalid)?;
+        if self.versions.find(&new.name).map_err(engine)?.is_some() {
+            return Err(VolumeError::Invalid(format!(
+                "there is a version {} already, and a version never changes; choose another name",
+                new.name
+            )));
+        }
+        let inputs = self.inputs(&new.inputs)?;
+        let mut merged = merge(self.versions.place(), &inputs).map_err(engine)?;
+        let id: VersionId = random()?;
+        merged.base.job = self.jobs.take_number().map_err(engine)?;
+        let input = |version: &VersionManifest| VersionInput {
+            id: version.id.clone(),
+            name: version.name.clone(),
+        };
+        let (named, base) = (inputs.iter().map(input).collect(), merged.base.clone());
+        let mut record = JobRecord::new((self.versions.volume(), &id), &new.name, named, base);
+        record.created = SystemClock.now();
+        record.user = new.user;
+        record.begun_by.clone_from(&new.begun_by);
+        // First: what has a record is nothing that was left over.
+        self.jobs.add(&record).map_err(engine)?;
+        let made = self.make(&record, &merged, &inputs, new);
+        match made.and_then(|conflicts| Ok((conflicts, self.make_dir(&record)?))) {
+            Ok((conflicts, dir)) => {
+                Ok(Job { record, dir, conflicts, conflict_count: merged.conflict_count })
+            }
+            Err(why) => {
+                // What cannot be removed now is a job that can be aborted.
+                let _ = self.remove(&record);
+                Err(why)
+            }
+        }
+    }
+
+    fn inputs(&self, names: &[String]) -> Result<Vec<VersionManifest>, VolumeError> {
+        let find = |name: &String| {
+            let found = self.versions.find(name).map_err(engine)?;
+            found.ok_or_else(|| {
+                VolumeError::Invalid(format!(
+                    "input {name}: there is no version of this name; `kestrel version list` shows \
+                     those that there are"
+                ))
+            })
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// Makes the rows of a new job. What its inputs say differently.
+    fn make(
+        &self,
+        record: &JobRecord,
+        merged: &MergedInputs,
+        inputs: &[VersionManifest],
+        new: &NewJob,
+    ) -> Result<Vec<JobConflict>, VolumeError> {
+        write_aliases(self.versions.place(), &record.id_bytes(), &merged.aliases)
+            .map_err(engine)?;
+        self.jobs.create_rows(record).map_err(engine)?;
+        let nothing: BeforeSync = Arc::new(|| Ok(()));
+        let opened =
+            self.jobs.open(record, BucketOptions::default(), nothing).map_err(engine)?;
+        let numbers = (record.base.first_number(), objects_of_job(record.number()).start);
+        let root = opened.row_below(&root_key()).map_err(engine)?;
+        let root = match root.as_deref().map(Entry::decode) {
+            Some(Ok(Entry::Inode(root))) => root,
+            None => {
+                let root = RootAttr { mode: 0o755, uid: new.user, gid: new.group };
+                let (mode, now) = (root.mode, record.created);
+                Inode { mode, uid: root.uid, gid: root.gid, ..Inode::new(ROOT, Kind::Dir, now, 1) }
+            }
+            Some(_) => return Err(VolumeError::Io("the root of an input is damaged".into())),
+        };
+        let stamp = inputs.iter().map(|input| input.source.snapshot).max().unwrap_or(1);
+        // Of several trees the node counts.
+        let figures = match inputs {
+            [] => Some([0; 3]),
+            [first, ..] if merged.is_chain => top_of(merged, inputs).or(Some(first)).map(figures),
+            _ => None,
+        };
+        let rows = Node::rows_of_tree(root, figures, stamp, numbers);
+        let settled = merged.rows.iter().filter_map(|(key, value)| {
+            let key = KeyRef::decode(key)?.to_owned();
+            Some(Mutation { key, value: value.as_deref().map(Into::into) })
+        });
+        let mut batch = Vec::new();
+        for row in settled.chain(rows) {
+            batch.push(row);
+            if batch.len() == BATCH_ROWS {
+                let full = std::mem::take(&mut batch);
+                opened.commit(BatchKind::Growing, full).map_err(engine)?;
+            }
+        }
+        opened.commit(BatchKind::Growing, batch).map_err(engine)?;
+        opened.settle().map_err(engine)?;
+        let conflict = |conflict: &Conflict| {
+            let path = path_of(&opened, conflict.dir, &conflict.name)?;
+            let (kept, hidden) = (conflict.kept.clone(), conflict.hidden.clone());
+            Ok(JobConflict { path, kept, hidden })
+        };
+        merged.conflicts.iter().map(conflict).collect()
+    }
+
+    /// Makes the directory of a job on this machine, if it is not there.
+    fn make_dir(&self, record: &JobRecord) -> Result<PathBuf, VolumeError> {
+        let dir = job_dir(&record.id)?;
+        if dir.join(FILE_NAME).exists() {
+            return Ok(dir);
+        }
+        fs::create_dir_all(&dir).map_err(|why| VolumeError::io("create", &dir, why))?;
+        let storage = self.storage.url(&self.descriptor.settings)?;
+        let descriptor = self.descriptor.of_job(record.number(), &record.name, &storage)?;
+        descriptor.write(&dir)?;
+        Ok(dir)
+    }
+
+    /// Makes the directory of a job that was begun elsewhere.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn resume(&self, record: JobRecord) -> Result<Job, VolumeError> {
+        let dir = self.make_dir(&record)?;
+        Ok(Job { record, dir, conflicts: Vec::new(), conflict_count: 0 })
+    }
+
+    /// Ends a job; what it has made is removed. A process that has it open is superseded if
+    /// `take_over` is set, else it is in the way.
+    ///
+    /// # Errors
+    /// If a process has it open; the store's. It can be repeated.
+    pub fn abort(&self, record: &JobRecord, take_over: bool) -> Result<u64, VolumeError> {
+        let dir = job_dir(&record.id)?;
+        let _lock = match dir.exists() {
+            true => Some(VolumeLock::take(&dir, "kestrel job abort")?),
+            false => None,
+        };
+        let options = BucketOptions { take_over, ..BucketOptions::default() };
+        // Whatever has it open finds out.
+        match self.jobs.open(record, options, Arc::new(|| Ok(()))) {
+            Ok(opened) => drop(opened),
+            // It was cut off before it had rows.
+            Err(EngineError::Refused(_)) if self.jobs.holder(record).is_ok_and(|it| it.is_none()) => {}
+            Err(why) => return Err(engine(why)),
+        }
+        let removed = self.remove(record)?;
+        let _ = fs::remove_dir_all(&dir);
+        Ok(removed)
+    }
+
+    /// Removes all of a job. Its objects are found by their numbers.
+    fn remove(&self, record: &JobRecord) -> Result<u64, VolumeError> {
+        let own = |object: ObjectId| job_of_object(object) == Some(record.number());
+        let removed = remove_objects(&*self.storage.store, &own)?;
+        self.versions.remove_data(&record.id_bytes()).map_err(engine)?;
+        self.jobs.remove(record.number()).map_err(engine)?;
+        Ok(removed)
+    }
+}
+
+/// The directory of a job on this machine, which may not be there.
+///
+/// # Errors
+/// If nothing says where state directories lie.
+pub fn dir_of(record: &JobRecord) -> Result<PathBuf, VolumeError> {
+    job_dir(&record.id)
+}
+
+/// Most directories above a name that is told.
+const PATH_DEPTH_MAX: usize = 1000;
+
+/// Most rows of one batch.
+const BATCH_ROWS: usize = 4096;
+
+/// The input that is made on all others.
+fn top_of<'v>(
+    merged: &MergedInputs,
+    inputs: &'v [VersionManifest],
+) -> Option<&'v VersionManifest> {
+    let top = merged.base.layers.first()?;
+    inputs.iter().find(|input| input.id == top.id)
+}
+
+/// Files, directories below the root and bytes.
+fn figures(version: &VersionManifest) -> [i64; 3] {
+    let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let figures = version.figures;
+    [whole(figures.files), whole(figures.directories.saturating_sub(1)), whole(figures.bytes)]
+}
+
+fn root_key() -> Vec<u8> {
+    let mut key = Vec::new();
+    KeyRef::new(Table::Entry, 0, b"").encode_into(&mut key);
+    key
+}
+
+/// The path of a name in a directory, as far as it leads up.
+fn path_of(rows: &BucketEngine, dir: u64, name: &[u8]) -> Result<Vec<u8>, VolumeError> {
+    let (mut path, mut dir) = (name.to_vec(), dir);
+    for _ in 0..PATH_DEPTH_MAX {
+        let mut place = None;
+        let key = KeyRef::new(Table::DirId, dir, b"");
+        rows.get_many(&[key], &mut |_, row| place = row.value.map(<[u8]>::to_vec))
+            .map_err(engine)?;
+        let place = place.as_deref().and_then(|place| decode_dir_id(place).ok());
+        let Some((parent, own)) = place.filter(|(parent, _)| *parent != 0) else { break };
+        path = [own, &path].join(&b'/');
+        dir = parent;
+    }
+    Ok(path)
+}
+
+/// Removes all objects that are to go, and counts them. Looks through all there are.
+///
+/// # Errors
+/// The store's.
+pub fn remove_objects(
+    store: &dyn BlockStore,
+    is_to_go: &dyn Fn(ObjectId) -> bool,
+) -> Result<u64, VolumeError> {
+    let failed = |why: kestrel_blockstore::Error| VolumeError::Io(why.to_string());
+    let mut removed = 0;
+    for page in list_all(store) {
+        let page = page.map_err(failed)?;
+        let gone: Vec<ObjectId> =
+            page.objects.iter().map(|info| info.object).filter(|it| is_to_go(*it)).collect();
+        for deleted in store.delete_each(&gone) {
+            deleted.map_err(failed)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Opens the rows of the job that a directory is of.
+///
+/// # Errors
+/// If the job is not there any more, another process has it open, or its rows are damaged.
+pub(crate) fn open_rows(
+    dir: &Path,
+    descriptor: &Descriptor,
+    job: u32,
+    resources: &Resources,
+    before_sync: BeforeSync,
+) -> Result<Arc<dyn Engine>, VolumeError> {
+    let failed = |why: EngineError| VolumeError::engine_at(dir, why);
+    let versions = Storage::versions_of(dir, descriptor, &resources.store)?;
+    let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
+    let Some(record) = jobs.find(job).map_err(failed)? else {
+        return Err(VolumeError::Invalid(format!(
+            "{}: job {job} is published or aborted; mount its version instead",
+            dir.display()
+        )));
+    };
+    let options = BucketOptions {
+        memory_bytes: resources.metadata_bytes,
+        take_over: resources.take_over,
+        upload_every: Some(resources.job_upload_every),
+    };
+    let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
+    if is_sealed(&opened).map_err(failed)? {
+        return Err(VolumeError::Invalid(format!(
+            "{}: job {job} is being published, and nothing is changed any more; finish it with \
+             `kestrel job publish`",
+            dir.display()
+        )));
+    }
+    Ok(Arc::new(opened))
+}
+
+fn is_sealed(rows: &BucketEngine) -> Result<bool, EngineError> {
+    let mut sealed = false;
+    let key = KeyRef::new(Table::System, 0, SEALED);
+    rows.get_many(&[key], &mut |_, row| sealed |= row.value.is_some())?;
+    Ok(sealed)
+}
+
+/// Ends all changes of a job: a process that opens it later finds that it is sealed, and one that
+/// had it open has been superseded.
+fn seal(rows: &BucketEngine) -> Result<(), EngineError> {
+    let key = Key::new(Table::System, 0, SEALED);
+    let sealed = Mutation { key, value: Some(Box::default()) };
+    rows.commit(BatchKind::Freeing, vec![sealed])?;
+    rows.settle()
+}

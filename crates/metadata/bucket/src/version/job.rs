@@ -1,0 +1,369 @@
+//! Jobs: namespaces that are being made on versions, and become one when they are published
+//! (`docs/format/versions.md`, "Jobs").
+//!
+//! A job has a record, by which any machine finds it and goes on with it, and rows of its own, as
+//! those of a volume in a bucket, above the rows of its inputs. Its record has all that is to be
+//! known of what is below, so that nothing that becomes of its inputs' names matters to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_blockstore::named::{BelowNamed, NamedObject, NamedStore};
+use kestrel_engine::row_cache::Bytes;
+use kestrel_engine::{BeforeSync, EngineError};
+use kestrel_types::hex::{from_hex, to_hex};
+use kestrel_types::ids::JOBS_MAX;
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{JobBase, VersionInput};
+use super::registry::failed;
+use super::stack::layers_of;
+use super::{VersionId, VersionPlace, check_name, damaged};
+use crate::health::read_checked;
+use crate::recover::{self, Below};
+use crate::tree::Merged;
+use crate::{BucketEngine, BucketOptions, Uuid};
+
+/// What every record of a job begins with.
+const MAGIC: &str = "kestrelfs-job";
+
+/// Version of the format of records.
+const FORMAT: u32 = 1;
+
+/// Where the records are.
+const JOBS: &str = "job/";
+
+/// The object with the number of the next job, in decimal digits.
+const NEXT: &str = "job-next";
+
+/// How long a job waits for a store that does not answer, before what it was asked fails.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The node in the names of a job's rows.
+const ROWS_NODE: u32 = 0;
+
+/// What a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobRecord {
+    magic: String,
+    format: u32,
+    /// Identity of the volume, 32 hexadecimal digits.
+    pub volume: String,
+    /// Identity of the job, and of the version that it becomes, 32 hexadecimal digits.
+    pub id: String,
+    /// The name that the version gets.
+    pub name: String,
+    /// When it was begun, nanoseconds since 1970.
+    pub created: i64,
+    /// The user that began it.
+    pub user: u32,
+    /// The machine and process that began it, for people.
+    pub begun_by: String,
+    /// What its user named as inputs, the most important one first.
+    pub inputs: Vec<VersionInput>,
+    /// All that is below, with the number of the job.
+    pub base: JobBase,
+    /// CRC-32C, eight hexadecimal digits, of this document with this field empty.
+    checksum: String,
+}
+
+#[derive(Deserialize)]
+struct Format {
+    magic: String,
+    format: u32,
+}
+
+impl JobRecord {
+    /// That of a job on `base`.
+    pub fn new(
+        (volume, id): (&Uuid, &VersionId),
+        name: &str,
+        inputs: Vec<VersionInput>,
+        base: JobBase,
+    ) -> Self {
+        Self {
+            magic: MAGIC.into(),
+            format: FORMAT,
+            volume: to_hex(volume),
+            id: to_hex(id),
+            name: name.into(),
+            created: 0,
+            user: 0,
+            begun_by: String::new(),
+            inputs,
+            base,
+            checksum: String::new(),
+        }
+    }
+
+    /// Number of the job.
+    pub fn number(&self) -> u32 {
+        self.base.job
+    }
+
+    /// Its identity as bytes.
+    pub fn id_bytes(&self) -> VersionId {
+        // `decode` lets no other length through, and `new` makes none.
+        from_hex(&self.id).and_then(|id| id.try_into().ok()).unwrap_or_default()
+    }
+
+    fn text(&self) -> Vec<u8> {
+        // Strings, numbers and lists: nothing that JSON could not say.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let bare = Self { checksum: String::new(), ..self.clone() };
+        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
+        Self { checksum, ..bare }.text()
+    }
+
+    fn decode(number: u32, volume: &Uuid, bytes: &[u8]) -> Result<Self, EngineError> {
+        let what = format!("job {number}: its record");
+        let bad = |why: &str| damaged(&what, why);
+        let format: Format = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        if format.magic != MAGIC {
+            return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
+        }
+        if format.format != FORMAT {
+            return Err(EngineError::Refused(format!(
+                "{what} has format {}, which is not known to this program; use a newer one",
+                format.format
+            )));
+        }
+        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        if found.encode() != bytes {
+            return Err(bad("its checksum does not match"));
+        }
+        if found.number() != number {
+            return Err(bad("it is that of another job"));
+        }
+        if found.volume != to_hex(volume) {
+            return Err(EngineError::Refused(format!("{what} belongs to another volume")));
+        }
+        if from_hex(&found.id).is_none_or(|id| id.len() != 16) || check_name(&found.name).is_err() {
+            return Err(bad("it has no identity or name"));
+        }
+        found.base.check().map_err(|why| bad(&why))?;
+        Ok(found)
+    }
+}
+
+/// The jobs of a volume that are neither published nor aborted.
+pub struct JobRegistry {
+    place: VersionPlace,
+    volume: Uuid,
+}
+
+fn object_of(number: u32) -> String {
+    format!("{JOBS}{number:08x}")
+}
+
+impl JobRegistry {
+    /// Those of this volume.
+    pub fn new(place: VersionPlace, volume: Uuid) -> Self {
+        Self { place, volume }
+    }
+
+    /// Where they are.
+    pub fn place(&self) -> &VersionPlace {
+        &self.place
+    }
+
+    fn failed(&self, why: &kestrel_blockstore::error::Error) -> EngineError {
+        failed(&**self.place.store(), why)
+    }
+
+    /// A number that no job had or will have.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn take_number(&self) -> Result<u32, EngineError> {
+        let store = self.place.store();
+        loop {
+            let found = store.read(NEXT).map_err(|why| self.failed(&why))?;
+            let number = match &found {
+                None => 1,
+                Some(found) => std::str::from_utf8(&found.bytes)
+                    .ok()
+                    .and_then(|digits| digits.parse().ok())
+                    .filter(|number| *number > 0)
+                    .ok_or_else(|| damaged(NEXT, "it is no number"))?,
+            };
+            if number > JOBS_MAX {
+                return Err(EngineError::Refused(format!(
+                    "the volume has had {JOBS_MAX} jobs, and there are no more numbers for one"
+                )));
+            }
+            let next = bytes::Bytes::from((number + 1).to_string());
+            // Several processes may write the same next number: a lost answer is not told from
+            // another process's put, so the number is taken by a put that others cannot make.
+            let is_taken = match found {
+                None => store.create(NEXT, next).map_err(|why| self.failed(&why))?,
+                Some(found) => {
+                    let put = store.replace(NEXT, next, &found.tag);
+                    put.map_err(|why| self.failed(&why))?.is_some()
+                }
+            };
+            if is_taken && self.claim(number)? {
+                return Ok(number);
+            }
+        }
+    }
+
+    /// Whether this process is the first one that takes a number.
+    fn claim(&self, number: u32) -> Result<bool, EngineError> {
+        let nonce: [u8; 16] = recover::random_bytes();
+        let text = bytes::Bytes::from(to_hex(&nonce));
+        let name = format!("{}-number", object_of(number));
+        self.place.store().create(&name, text).map_err(|why| self.failed(&why))
+    }
+
+    /// Writes the record of a new job, whose number was taken.
+    ///
+    /// # Errors
+    /// The store's, and `Io` if there is one already.
+    pub fn add(&self, record: &JobRecord) -> Result<(), EngineError> {
+        let name = object_of(record.number());
+        let made = self.place.store().create(&name, record.encode().into());
+        match made.map_err(|why| self.failed(&why))? {
+            true => Ok(()),
+            false => Err(EngineError::Io(format!("there is a job {} already", record.number()))),
+        }
+    }
+
+    /// The job of a number, if it is there.
+    ///
+    /// # Errors
+    /// The store's, `Corrupt`, and `Refused` for a newer format and another volume's.
+    pub fn find(&self, number: u32) -> Result<Option<JobRecord>, EngineError> {
+        let decode = |found: &NamedObject| JobRecord::decode(number, &self.volume, &found.bytes);
+        let found = read_checked(&**self.place.store(), &object_of(number), decode)?;
+        Ok(found.map(|(record, _)| record))
+    }
+
+    /// Numbers of all jobs, in order.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn numbers(&self) -> Result<Vec<u32>, EngineError> {
+        let found = self.place.store().list(JOBS).map_err(|why| self.failed(&why))?;
+        let number = |(name, _): (String, u64)| {
+            let digits = name.strip_prefix(JOBS)?;
+            let number = u32::from_str_radix(digits, 16).ok()?;
+            (object_of(number) == name).then_some(number)
+        };
+        let mut numbers: Vec<u32> = found.into_iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Forgets a job. Its rows and objects are for the caller to remove.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn remove(&self, number: u32) -> Result<(), EngineError> {
+        for name in [object_of(number), format!("{}-number", object_of(number))] {
+            self.place.store().remove(&name).map_err(|why| self.failed(&why))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets all jobs, and the number of the next one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) fn remove_all(&self) -> Result<(), EngineError> {
+        let store = self.place.store();
+        for (name, _) in store.list(JOBS).map_err(|why| self.failed(&why))? {
+            store.remove(&name).map_err(|why| self.failed(&why))?;
+        }
+        store.remove(NEXT).map_err(|why| self.failed(&why))
+    }
+
+    /// Where the rows of a job are.
+    fn rows_of(&self, record: &JobRecord) -> Arc<dyn NamedStore> {
+        let prefix = VersionPlace::prefix_of(&record.id_bytes());
+        Arc::new(BelowNamed::new(self.place.store().clone(), prefix))
+    }
+
+    /// The process that has a job open, in words, if there is one.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn holder(&self, record: &JobRecord) -> Result<Option<String>, EngineError> {
+        recover::holder_in(&*self.rows_of(record), ROWS_NODE)
+    }
+
+    /// Makes the rows of a new job, which has none.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn create_rows(&self, record: &JobRecord) -> Result<(), EngineError> {
+        recover::create_in(&*self.rows_of(record), &record.id_bytes(), ROWS_NODE, false)
+    }
+
+    /// Removes the rows of a job, without what its version has.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn remove_rows(&self, record: &JobRecord) -> Result<(), EngineError> {
+        let rows = self.rows_of(record);
+        for (name, _) in rows.list(recover::ROOT).map_err(|why| self.failed(&why))? {
+            rows.remove(&name).map_err(|why| self.failed(&why))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the rows of a job above those of its inputs, and claims them. `before_sync` as for
+    /// [`BucketEngine::open`].
+    ///
+    /// # Errors
+    /// As for [`BucketEngine::open`], and those of the versions below.
+    pub fn open(
+        &self,
+        record: &JobRecord,
+        options: BucketOptions,
+        before_sync: BeforeSync,
+    ) -> Result<BucketEngine, EngineError> {
+        let place = (self.rows_of(record), DEADLINE);
+        let id = record.id_bytes();
+        let limits = recover::limits_of(options);
+        let below = |tree: &_| layers_of(&self.place, &id, &record.base, tree);
+        let below: Below<'_> = Some(&below);
+        recover::open_above(place, (id, ROWS_NODE), (options, limits), before_sync, (None, below))
+    }
+}
+
+impl BucketEngine {
+    /// Shows the rows that a job has changed, in order; without a value: it has deleted the row.
+    /// What is not durable yet is not among them.
+    ///
+    /// # Errors
+    /// Those of `visit`, the store's and `Corrupt`.
+    pub fn visit_changes(
+        &self,
+        visit: &mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let tree = &self.shared.tree;
+        let mut rows = Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2]));
+        while let Some((key, value)) = rows.next_row()? {
+            visit(&key, value.as_deref())?;
+        }
+        Ok(())
+    }
+
+    /// What the versions below a job have for a key.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn row_below(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        for layer in &*self.shared.tree.view().layers {
+            if let Some(found) = layer.get(key)? {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+}
