@@ -147,6 +147,12 @@ fn shown_name(name: &[u8]) -> String {
 fn open(verb: &str, url: &str, store: &StoreArgs) -> Result<Volume, Failure> {
     let role = format!("kestrel {verb}");
     let resources = of_verb(store.options());
+    if let Ok(Descriptor { job: Some(job), .. }) = Descriptor::read(Path::new(url)) {
+        return Err(Failure::new(
+            verb,
+            format!("{url}: the namespace of job {job}; name the volume itself"),
+        ));
+    }
     Volume::open(url, &role, &resources).map_err(|why| Failure::new(verb, why))
 }
 

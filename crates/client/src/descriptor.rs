@@ -326,9 +326,10 @@ impl Descriptor {
     ///
     /// # Errors
     /// If the URL is none.
-    pub(crate) fn of_job(&self, job: u32, name: &str, storage: &str) -> Result<Self, VolumeError> {
+    pub(crate) fn of_job(&self, job: u32, storage: &str) -> Result<Self, VolumeError> {
         let mut made = self.clone();
-        made.settings.name = name.into();
+        // A name that may stand in a URL: what follows an @ there is a snapshot.
+        made.settings.name = format!("job-{job}");
         made.settings.storage = Some(storage.into());
         made.settings.durability = Durability::Fsync;
         made.format_version = FORMAT_VERSION;

@@ -274,7 +274,7 @@ impl Jobs {
         }
         fs::create_dir_all(&dir).map_err(|why| VolumeError::io("create", &dir, why))?;
         let storage = self.storage.url(&self.descriptor.settings)?;
-        let descriptor = self.descriptor.of_job(record.number(), &record.name, &storage)?;
+        let descriptor = self.descriptor.of_job(record.number(), &storage)?;
         descriptor.write(&dir)?;
         Ok(dir)
     }

@@ -379,7 +379,7 @@ impl Schedule {
         keeper: &Arc<BackupScheduler>,
         volume: &Arc<ServedVolume>,
     ) -> std::io::Result<Self> {
-        let Some(every) = keeper.args.every().filter(|_| !volume.read_only) else {
+        let Some(every) = keeper.args.every().filter(|_| volume.is_kept()) else {
             return Ok(Self { _worker: None });
         };
         let (keeper, volume) = (keeper.clone(), Arc::downgrade(volume));

@@ -244,7 +244,7 @@ impl Collecting {
     /// If there is no thread for it.
     pub fn begin(collector: &Arc<Collector>, volume: &Arc<ServedVolume>) -> std::io::Result<Self> {
         let collector = collector.clone();
-        let Some(every) = collector.args.every().filter(|_| !volume.read_only) else {
+        let Some(every) = collector.args.every().filter(|_| volume.is_kept()) else {
             return Ok(Self { collector, worker: None });
         };
         let begun = Instant::now();

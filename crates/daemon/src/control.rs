@@ -55,6 +55,7 @@ impl Serving {
         question: &Value,
         tell: &mut dyn FnMut(&Value) -> bool,
     ) -> Result<Value, String> {
+        self.is_for_jobs(question)?;
         match question["verb"].as_str() {
             Some("token") => return super::tokens::answer(self, question),
             // A user that unmounts wants to know that what was written last can be stored.
@@ -119,6 +120,25 @@ impl Serving {
                     self.volume.dir.display()
                 ))
             }
+        }
+    }
+
+    /// Fails for what is about a whole volume, in a job's namespace: most of its files and objects
+    /// belong to the job's inputs.
+    fn is_for_jobs(&self, question: &Value) -> Result<(), String> {
+        let Some(job) = self.volume.descriptor.job else { return Ok(()) };
+        let verb = question["verb"].as_str().unwrap_or_default();
+        let act = question["act"].as_str().unwrap_or_default();
+        match verb {
+            "gc" | "fsck" | "dump" | "backup" | "tier" | "settings" => Err(format!(
+                "this is the namespace of job {job}, and {verb} is about a whole volume; name the \
+                 volume itself"
+            )),
+            "snapshot" if act.starts_with("version-") => Err(format!(
+                "this is the namespace of job {job}, which becomes a version by `kestrel job \
+                 publish`; for all else about versions name the volume itself"
+            )),
+            _ => Ok(()),
         }
     }
 

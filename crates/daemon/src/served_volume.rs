@@ -40,6 +40,12 @@ impl ServedVolume {
         is_read_only(self.mount_point.as_deref(), self.read_only)
     }
 
+    /// Whether this process looks after the volume: collects objects, takes dumps. A job's
+    /// namespace is part of one.
+    pub fn is_kept(&self) -> bool {
+        !self.read_only && self.descriptor.job.is_none()
+    }
+
     /// Whether something may be changed.
     ///
     /// # Errors

@@ -188,8 +188,8 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
             match args.json {
                 true => print_json(&done),
                 false => println!(
-                    "{} left-over versions removed, {} snapshots released",
-                    done["removed"], done["released"]
+                    "{} left-over versions removed, {} snapshots released, {} objects of jobs removed",
+                    done["removed"], done["released"], done["objects"]
                 ),
             }
         }
@@ -267,5 +267,15 @@ fn print_info(one: &VersionManifest) {
     for input in one.inputs() {
         println!("  input        {}", input.name);
     }
-    println!("  snapshot     {snapshot} of directory #{}{owned}", one.source.snapshot_dir);
+    match one.changes() {
+        Some(changes) => {
+            let below: Vec<&str> =
+                changes.base.layers.iter().map(|layer| layer.name.as_str()).collect();
+            println!("  made by      job {}", changes.base.job);
+            println!("  below it     {}", below.join(", "));
+        }
+        None => {
+            println!("  snapshot     {snapshot} of directory #{}{owned}", one.source.snapshot_dir);
+        }
+    }
 }

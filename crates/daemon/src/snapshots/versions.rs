@@ -6,7 +6,7 @@
 //! | `version-clone` | directory, `volume`: identity, `version`: name, `name` | `{"dir": number}` |
 //! | `version-rename` | `name`, `to` | `null` |
 //! | `version-delete` | `name` | `null` |
-//! | `version-clean` | `older`: seconds | `{"removed": count, "released": count}` |
+//! | `version-clean` | `older`: seconds | `{"removed": count, "released": count, "objects": count}` |
 //!
 //! **What keeps a version's data.** A version refers to the file data of the volume and copies
 //! none. Its snapshot keeps that data: a tag with the version's identity holds the snapshot, so
@@ -14,11 +14,16 @@
 //! put on before any table is written and taken away after the version's name is gone. A process
 //! that was killed in between leaves a tag, and `version-clean` finds it: the version has no
 //! objects.
+//!
+//! **Versions that jobs made** have objects of their own, with numbers of the job, and need the
+//! versions below them, which stay as long as they do. Their objects go with them.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use kestrel_blockstore::store::list_all;
 use kestrel_client::descriptor::random;
+use kestrel_client::job::remove_objects;
 use kestrel_client::storage::Storage;
 use kestrel_client::version::{
     Publication, PublishError, VersionFigures, VersionId, VersionInput, VersionManifest,
@@ -28,7 +33,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, job_of_object};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::snapshot::SnapshotInfo;
 use serde_json::{Value, json};
@@ -85,14 +90,23 @@ pub fn answer(
             let found = own_version(calls, &registry, &name)?;
             if registry.remove(&found).map_err(|why| why.to_string())? {
                 crash::point("version.removed");
-                let root = SnapshotCalls::as_root(calls.fs());
-                release(&root, &found.source, &found.id_bytes())?;
+                match found.changes() {
+                    Some(changes) => {
+                        remove_objects_of(storage, &HashSet::from([changes.base.job]))?;
+                    }
+                    None => {
+                        let root = SnapshotCalls::as_root(calls.fs());
+                        release(&root, &found.source, &found.id_bytes())?;
+                    }
+                }
             }
             Ok(Value::Null)
         }
         "version-clean" => {
             let older = question["older"].as_u64().ok_or("the question has no age")?;
-            clean(calls, &registry()?, Duration::from_secs(older))
+            let mut done = clean(calls, &registry()?, Duration::from_secs(older))?;
+            done["objects"] = clean_objects(&registry()?, storage)?.into();
+            Ok(done)
         }
         other => Err(format!(
             "the serving process does not know {other:?}; it may be older than this program"
@@ -117,6 +131,10 @@ pub fn describe(version: &VersionManifest) -> Value {
         "tables": version.tables(),
         "table_bytes": version.table_bytes(),
         "rows": version.rows,
+        "job": version.changes().map(|changes| changes.base.job),
+        "below": version.changes().map(|changes| {
+            changes.base.layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<&str>>()
+        }),
         "dir": version.source.dir,
         "snapshot": path_value(&version.source.snapshot_name),
         "snapshot_id": version.source.snapshot,
@@ -184,6 +202,13 @@ fn clone_version(
         ));
     }
     let found = own_version(calls, registry, &text(question, "version")?)?;
+    if found.changes().is_some() {
+        return Err(format!(
+            "version {} was made by a job, and is not part of the live tree: copy from a mount of \
+             it, or go on from it with `kestrel job run … --input {}`",
+            found.name, found.name
+        ));
+    }
     let VersionSource { dir, snapshot, .. } = found.source;
     let place = PathRef::new(directory(calls, question)?, name_of(question, "name")?);
     let made = calls.clone_dir((dir, Some(snapshot)), place).map_err(|why| match why.errno {
@@ -334,6 +359,28 @@ fn is_owned(snapshot: &SnapshotInfo, there: &HashSet<VersionId>) -> bool {
 
 fn nanos(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Removes the objects of jobs that nothing needs any more. How many.
+fn remove_objects_of(storage: &Storage, jobs: &HashSet<u32>) -> Result<u64, String> {
+    let is_to_go = |object| job_of_object(object).is_some_and(|job| jobs.contains(&job));
+    remove_objects(&*storage.store, &is_to_go).map_err(|why| why.to_string())
+}
+
+/// Removes the objects of all jobs that are not there any more and have left no version. How many.
+fn clean_objects(registry: &VersionRegistry, storage: &Storage) -> Result<u64, String> {
+    let mut jobs = HashSet::new();
+    for page in list_all(&*storage.store) {
+        let page = page.map_err(|why| why.to_string())?;
+        jobs.extend(page.objects.iter().filter_map(|info| job_of_object(info.object)));
+    }
+    if jobs.is_empty() {
+        return Ok(0);
+    }
+    // Behind the listing: a job that was begun since has none of these objects.
+    let live = registry.live_jobs().map_err(|why| why.to_string())?;
+    jobs.retain(|job| !live.contains(job));
+    if jobs.is_empty() { Ok(0) } else { remove_objects_of(storage, &jobs) }
 }
 
 /// Removes what publications and deletions that were cut short have left.

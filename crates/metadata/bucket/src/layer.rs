@@ -143,18 +143,22 @@ impl Mapping {
     }
 
     /// Pieces in the order in which their rows are read: numbers that are aliases are read as those
-    /// of their directories.
+    /// of their directories. No piece begins within another one.
     fn with_aliases(by_stored: &[Piece], aliases: &Aliases) -> Vec<Piece> {
-        let pairs = aliases.pairs();
-        let mut pieces = Vec::with_capacity(by_stored.len() + 2 * pairs.len());
+        let mut cuts: Vec<InodeId> =
+            aliases.pairs().into_iter().flat_map(|(alias, number)| [alias, number]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut pieces = Vec::with_capacity(by_stored.len() + 2 * cuts.len());
         for piece in by_stored {
             let mut rest = *piece;
-            let from = pairs.partition_point(|(alias, _)| *alias < piece.first);
-            for (alias, number) in pairs[from..].iter().take_while(|(one, _)| *one < piece.end) {
-                let stored = rest.stored + (alias - rest.first);
-                pieces.push(Piece { end: *alias, ..rest });
-                pieces.push(Piece { first: *number, end: number + 1, stored });
-                rest = Piece { first: alias + 1, end: rest.end, stored: stored + 1 };
+            let from = cuts.partition_point(|cut| *cut < piece.first);
+            for cut in cuts[from..].iter().take_while(|cut| **cut < piece.end) {
+                let stored = rest.stored + (cut - rest.first);
+                let number = aliases.number_of(*cut);
+                pieces.push(Piece { end: *cut, ..rest });
+                pieces.push(Piece { first: number, end: number + 1, stored });
+                rest = Piece { first: cut + 1, end: rest.end, stored: stored + 1 };
             }
             pieces.push(rest);
         }
@@ -481,4 +485,39 @@ fn moved(key: &[u8], shift: u64) -> Bytes {
         id.copy_from_slice(&u64::from_be_bytes(bytes).wrapping_add(shift).to_be_bytes());
     }
     moved[..].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(id: u8, first: InodeId, end: InodeId) -> NumberSpan {
+        NumberSpan { id: kestrel_types::hex::to_hex(&[id; 16]), first, end }
+    }
+
+    /// Pieces are in order and none begins within another one, whatever has aliases; numbers are
+    /// translated there and back.
+    #[test]
+    fn pieces_of_a_mapping() {
+        let stored = [span(1, 16, 100), span(2, 100, 160)];
+        let read = [span(3, 16, 50), span(2, 50, 110), span(1, 200, 284)];
+        let aliases = Aliases::new([(210, 30), (60, 30), (283, 51), (109, 40)]);
+        let mapping = Mapping::new(&stored, &read, Arc::new(aliases)).unwrap();
+        let pieces = &mapping.by_read;
+        assert!(pieces.windows(2).all(|pair| {
+            let (one, next) = (pair[0], pair[1]);
+            one.end <= next.first || (one.first == next.first && one.end == next.end)
+        }));
+        let count: u64 = pieces.iter().map(|piece| piece.end - piece.first).sum();
+        assert_eq!(count, 16 + 84 + 60);
+        for number in 0..160 {
+            let read = mapping.read(number).unwrap();
+            assert!(mapping.stored(read).any(|stored| stored == number), "{number}");
+        }
+        assert_eq!((mapping.read(26), mapping.read(110)), (Some(30), Some(30)));
+        assert_eq!(mapping.read(160), None);
+        let other = [span(1, 16, 99), span(2, 100, 160)];
+        assert!(Mapping::new(&stored, &other, Arc::default()).is_err());
+        assert!(Mapping::new(&stored, &read[..2], Arc::default()).is_err());
+    }
 }

@@ -56,7 +56,7 @@ pub fn output_of(command: &mut Command) -> Result<String, Failure> {
     match done.status.success() {
         true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
         // It has said why.
-        false => Err(fail("that was in vain; the job is kept")),
+        false => Err(fail("the job is kept")),
     }
 }
 

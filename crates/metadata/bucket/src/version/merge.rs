@@ -618,11 +618,13 @@ impl Merge {
             } else if let Ok(Entry::Inode(inode)) = Entry::decode(value) {
                 stat.bytes = stat.bytes.saturating_add(inode.size.cast_signed());
             }
-            for (other, _, value) in &counted[1..] {
+            for (at, (other, _, value)) in counted.iter().enumerate().skip(1) {
                 let below = value.as_ref().map(|value| kind_of(value)).transpose()?;
                 match below {
                     Some((below, Kind::Dir)) if !hides => {
-                        if self.classes.join(number, below) {
+                        if !self.is_replaced(below, *other, &counted[..at])?
+                            && self.classes.join(number, below)
+                        {
                             joined.push(self.classes.find(number));
                         }
                     }
@@ -640,6 +642,25 @@ impl Merge {
         self.settle_children(dir, &members, &dirs)?;
         self.settle_shares(dir, &members, stat)?;
         Ok(joined)
+    }
+
+    /// Whether a directory of a layer was put away by one that was made on that: by its name there
+    /// is another directory, and it may be elsewhere.
+    fn is_replaced(
+        &self,
+        dir: InodeId,
+        layer: usize,
+        above: &[&NameRow],
+    ) -> Result<bool, EngineError> {
+        for (other, _, value) in above {
+            let Some(value) = value.as_ref().filter(|_| self.sees[*other][layer]) else { continue };
+            let (number, _) = kind_of(value)?;
+            let is_other = self.classes.find(number) != self.classes.find(dir);
+            if is_other && !self.kept.contains(&(*other, dir)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Rows of a name that count.
