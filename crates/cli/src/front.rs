@@ -20,8 +20,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Data set",
         "Keep directories as they were, set what they hand down; see, remove, cache files.",
         &[
-            "snapshot", "clone", "publish", "version", "job", "sql", "policy", "quota", "info", "ls",
-            "du", "rm", "trash", "watch", "warmup", "tier", "compact",
+            "snapshot", "clone", "publish", "version", "job", "sql", "policy", "quota", "info",
+            "ls", "du", "rm", "trash", "watch", "warmup", "tier", "compact",
         ],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),

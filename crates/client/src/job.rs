@@ -9,24 +9,28 @@
 //! another one. The directory is opened as any volume's is ([`crate::volume::Volume`]), to mount or
 //! serve it. [`publish`] and [`abort`] end the job.
 
+use std::collections::HashSet;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_bucket::version::{
-    Conflict, JobRegistry, MergedInputs, VersionId, VersionInput, VersionManifest,
-    VersionRegistry, merge, write_aliases,
+    Conflict, JobRegistry, MergedInputs, VersionId, VersionInput, VersionManifest, VersionRegistry,
+    merge, write_aliases,
 };
 use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_meta::view::decode_dir_id;
 use kestrel_types::clock::{Clock, SystemClock};
+use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT, job_of_object, objects_of_job};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, KeyRef, Table, number_of};
+use kestrel_types::stat::DirStat;
 
 use crate::descriptor::{Descriptor, FILE_NAME, random};
 use crate::error::VolumeError;
@@ -223,8 +227,7 @@ impl Jobs {
             .map_err(engine)?;
         self.jobs.create_rows(record).map_err(engine)?;
         let nothing: BeforeSync = Arc::new(|| Ok(()));
-        let opened =
-            self.jobs.open(record, BucketOptions::default(), nothing).map_err(engine)?;
+        let opened = self.jobs.open(record, BucketOptions::default(), nothing).map_err(engine)?;
         let numbers = (record.base.first_number(), objects_of_job(record.number()).start);
         let root = opened.row_below(&root_key()).map_err(engine)?;
         let root = match root.as_deref().map(Entry::decode) {
@@ -237,26 +240,21 @@ impl Jobs {
             Some(_) => return Err(VolumeError::Io("the root of an input is damaged".into())),
         };
         let stamp = inputs.iter().map(|input| input.source.snapshot).max().unwrap_or(1);
-        // Of several trees the node counts.
-        let figures = match inputs {
-            [] => Some([0; 3]),
-            [first, ..] if merged.is_chain => top_of(merged, inputs).or(Some(first)).map(figures),
-            _ => None,
-        };
-        let rows = Node::rows_of_tree(root, figures, stamp, numbers);
-        let settled = merged.rows.iter().filter_map(|(key, value)| {
-            let key = KeyRef::decode(key)?.to_owned();
-            Some(Mutation { key, value: value.as_deref().map(Into::into) })
-        });
-        let mut batch = Vec::new();
-        for row in settled.chain(rows) {
-            batch.push(row);
-            if batch.len() == BATCH_ROWS {
-                let full = std::mem::take(&mut batch);
-                opened.commit(BatchKind::Growing, full).map_err(engine)?;
-            }
+        for rows in merged.rows.chunks(BATCH_ROWS) {
+            let row = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| {
+                let key = KeyRef::decode(key)?.to_owned();
+                Some(Mutation { key, value: value.as_deref().map(Into::into) })
+            };
+            let batch = rows.iter().filter_map(row).collect();
+            opened.commit(BatchKind::Growing, batch).map_err(engine)?;
         }
-        opened.commit(BatchKind::Growing, batch).map_err(engine)?;
+        let figures = match top_of(merged, inputs) {
+            None if inputs.is_empty() => [0; 3],
+            Some(top) if merged.is_chain => figures(top),
+            _ => count(&opened)?,
+        };
+        let rows = Node::rows_of_tree(root, Some(figures), stamp, numbers);
+        opened.commit(BatchKind::Growing, rows).map_err(engine)?;
         opened.settle().map_err(engine)?;
         let conflict = |conflict: &Conflict| {
             let path = path_of(&opened, conflict.dir, &conflict.name)?;
@@ -304,7 +302,8 @@ impl Jobs {
         match self.jobs.open(record, options, Arc::new(|| Ok(()))) {
             Ok(opened) => drop(opened),
             // It was cut off before it had rows.
-            Err(EngineError::Refused(_)) if self.jobs.holder(record).is_ok_and(|it| it.is_none()) => {}
+            Err(EngineError::Refused(_))
+                if self.jobs.holder(record).is_ok_and(|it| it.is_none()) => {}
             Err(why) => return Err(engine(why)),
         }
         let removed = self.remove(record)?;
@@ -337,10 +336,7 @@ const PATH_DEPTH_MAX: usize = 1000;
 const BATCH_ROWS: usize = 4096;
 
 /// The input that is made on all others.
-fn top_of<'v>(
-    merged: &MergedInputs,
-    inputs: &'v [VersionManifest],
-) -> Option<&'v VersionManifest> {
+fn top_of<'v>(merged: &MergedInputs, inputs: &'v [VersionManifest]) -> Option<&'v VersionManifest> {
     let top = merged.base.layers.first()?;
     inputs.iter().find(|input| input.id == top.id)
 }
@@ -350,6 +346,45 @@ fn figures(version: &VersionManifest) -> [i64; 3] {
     let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let figures = version.figures;
     [whole(figures.files), whole(figures.directories.saturating_sub(1)), whole(figures.bytes)]
+}
+
+/// The same of a tree of several versions, by the figures of its directories: names that lead to
+/// nothing any more are not among them.
+fn count(rows: &BucketEngine) -> Result<[i64; 3], VolumeError> {
+    let (mut sum, mut left, mut seen) = (DirStat::default(), vec![ROOT], HashSet::new());
+    let damaged = |why: DecodeError| VolumeError::Io(format!("a row of an input: {why}"));
+    while let Some(dir) = left.pop() {
+        if !seen.insert(dir) {
+            continue;
+        }
+        let mut bad = None;
+        rows.scan(Table::DirStat, dir, None, &mut |_, share, _| {
+            match DirStat::decode(share) {
+                Ok(share) => sum.merge(&share),
+                Err(why) => bad = Some(why),
+            }
+            ControlFlow::Continue(())
+        })
+        .map_err(engine)?;
+        rows.scan(Table::Subdir, dir, None, &mut |child, _, _| {
+            left.push(number_of(child));
+            ControlFlow::Continue(())
+        })
+        .map_err(engine)?;
+        bad.map_or(Ok(()), |why| Err(damaged(why)))?;
+    }
+    // Files with several names belong to no directory.
+    let (mut bytes, mut bad) = (sum.bytes, None);
+    rows.scan_table(Table::Link, None, &mut |_, row| {
+        match Inode::decode(&mut Reader::new(row)) {
+            Ok(inode) => bytes = bytes.saturating_add(inode.size.cast_signed()),
+            Err(why) => bad = Some(why),
+        }
+        ControlFlow::Continue(())
+    })
+    .map_err(engine)?;
+    bad.map_or(Ok(()), |why| Err(damaged(why)))?;
+    Ok([sum.children - sum.subdirs, sum.subdirs, bytes])
 }
 
 fn root_key() -> Vec<u8> {

@@ -285,11 +285,8 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
 
 fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Value, Failure> {
     let dir: PathBuf = job::dir_of(record).map_err(fail)?;
-    let inputs: Vec<Value> = record
-        .inputs
-        .iter()
-        .map(|input| json!({ "name": input.name, "id": input.id }))
-        .collect();
+    let inputs: Vec<Value> =
+        record.inputs.iter().map(|input| json!({ "name": input.name, "id": input.id })).collect();
     let below: Vec<&str> = record.base.layers.iter().map(|layer| layer.name.as_str()).collect();
     Ok(json!({
         "job": record.number(),
@@ -340,10 +337,8 @@ fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     if args.json {
         let told: Result<Vec<Value>, Failure> =
             found.iter().map(|record| describe(&jobs, record)).collect();
-        let bad: Vec<Value> = unreadable
-            .iter()
-            .map(|(number, why)| json!({ "job": number, "error": why }))
-            .collect();
+        let bad: Vec<Value> =
+            unreadable.iter().map(|(number, why)| json!({ "job": number, "error": why })).collect();
         print_json(&json!({ "jobs": told?, "unreadable": bad }));
     } else {
         if !found.is_empty() {

@@ -136,9 +136,8 @@ fn write(
     rows: &BucketEngine,
 ) -> Result<(VersionManifest, u64), VolumeError> {
     let (clock, inodes, figures) = Node::rows_at_rest(rows).map_err(node)?;
-    let figures = figures.ok_or_else(|| {
-        VolumeError::Io("the job has no figures; publish it again".into())
-    })?;
+    let figures = figures
+        .ok_or_else(|| VolumeError::Io("the job has no figures; publish it again".into()))?;
     let writer = VersionWriter::begin(jobs.versions.place(), record.id_bytes());
     let mut out = VersionRows {
         rows,

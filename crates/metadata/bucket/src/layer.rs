@@ -125,7 +125,8 @@ impl Mapping {
         let mut by_stored = vec![Piece { first: 0, end: FIRST_INODE, stored: 0 }];
         for span in stored {
             let found = read.iter().find(|other| other.id == span.id);
-            let found = found.ok_or_else(|| format!("numbers of version {} are missing", span.id))?;
+            let found =
+                found.ok_or_else(|| format!("numbers of version {} are missing", span.id))?;
             let len = |span: &NumberSpan| span.end.checked_sub(span.first);
             if len(found).is_none() || len(found) != len(span) {
                 return Err(format!("version {} has other numbers than it had", span.id));

@@ -29,13 +29,13 @@ mod stack;
 mod tests;
 mod writer;
 
+pub use crate::layer::NumberSpan;
 pub use aliases::write_aliases;
 pub use engine::VersionEngine;
 pub use job::{JobRecord, JobRegistry};
-pub use crate::layer::NumberSpan;
 pub use manifest::{
-    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, VersionFigures, VersionId, VersionInput, VersionManifest,
-    VersionSource, check_name,
+    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, VersionFigures, VersionId,
+    VersionInput, VersionManifest, VersionSource, check_name,
 };
 pub use merge::{Conflict, MergedInputs, merge};
 pub use reader::{VersionReader, VersionRows};

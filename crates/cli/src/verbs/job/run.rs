@@ -137,7 +137,11 @@ impl Mounted {
 }
 
 /// Runs a command, which gets the signals of the terminal itself.
-fn run_command(command: &[OsString], dir: &Path, address: Option<&str>) -> Result<ChildStatus, Failure> {
+fn run_command(
+    command: &[OsString],
+    dir: &Path,
+    address: Option<&str>,
+) -> Result<ChildStatus, Failure> {
     let [name, arguments @ ..] = command else { return Err(Failure::usage("job: no command")) };
     // This process waits for the command, whatever signal reaches both.
     kestrel_daemon::signals::on_signal(|_| ());

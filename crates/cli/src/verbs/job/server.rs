@@ -102,7 +102,8 @@ fn make_token(job: &Job) -> Result<std::path::PathBuf, Failure> {
         return Ok(path);
     }
     let name = format!("job-{}", job.record.number());
-    let token = output_of(program()?.args(["token", "create"]).arg(&job.dir).args(["--name", &name]))?;
+    let token =
+        output_of(program()?.args(["token", "create"]).arg(&job.dir).args(["--name", &name]))?;
     let failed = |why: std::io::Error| fail(format!("{}: {why}", path.display()));
     let partial = job.dir.join(format!("{TOKEN_FILE}.new"));
     let mut file = OpenOptions::new()

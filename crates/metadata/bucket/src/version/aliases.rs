@@ -36,7 +36,8 @@ fn encode(id: &VersionId, aliases: &Aliases) -> Vec<u8> {
 fn decode(id: &VersionId, name: &str, count: u64, bytes: &[u8]) -> Result<Aliases, EngineError> {
     let bad = |why: &str| damaged(name, why);
     let (text, sum) = bytes.split_last_chunk().ok_or_else(|| bad("it is cut short"))?;
-    let (head, pairs) = text.split_first_chunk::<HEAD_BYTES>().ok_or_else(|| bad("it is cut short"))?;
+    let (head, pairs) =
+        text.split_first_chunk::<HEAD_BYTES>().ok_or_else(|| bad("it is cut short"))?;
     let (magic, rest) = head.split_at(MAGIC.len());
     let (version, told) = rest.split_at(4);
     if magic != MAGIC {

@@ -134,7 +134,10 @@ impl JobBase {
     /// Fails, with the reason in words, for what cannot be.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.layers.len() > LAYERS_MAX {
-            return Err(format!("{} versions below; there are at most {LAYERS_MAX}", self.layers.len()));
+            return Err(format!(
+                "{} versions below; there are at most {LAYERS_MAX}",
+                self.layers.len()
+            ));
         }
         check_numbers(&self.numbers)?;
         let mut ids = HashSet::new();
@@ -175,7 +178,10 @@ fn check_numbers(numbers: &[NumberSpan]) -> Result<(), String> {
     spans.sort_unstable_by_key(|span| span.first);
     let overlap = spans.windows(2).any(|pair| pair[0].end > pair[1].first);
     let can_be = |span: &&NumberSpan| {
-        is_id(&span.id) && FIRST_INODE <= span.first && span.first <= span.end && span.end <= NUMBERS_END
+        is_id(&span.id)
+            && FIRST_INODE <= span.first
+            && span.first <= span.end
+            && span.end <= NUMBERS_END
     };
     let ids: HashSet<&String> = numbers.iter().map(|span| &span.id).collect();
     if overlap || ids.len() < numbers.len() || !spans.iter().all(can_be) {

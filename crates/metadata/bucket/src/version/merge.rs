@@ -531,10 +531,7 @@ impl Merge {
 
     /// Directories that layers have removed, as layer, parent and directory: one that a more
     /// important layer has put something into stays, and so do those above it.
-    fn settle_removed(
-        &mut self,
-        removed: &[(usize, InodeId, InodeId)],
-    ) -> Result<(), EngineError> {
+    fn settle_removed(&mut self, removed: &[(usize, InodeId, InodeId)]) -> Result<(), EngineError> {
         let parents: HashMap<(usize, InodeId), InodeId> =
             removed.iter().map(|(layer, dir, child)| ((*layer, *child), *dir)).collect();
         for (layer, dir, child) in removed {
@@ -755,7 +752,8 @@ impl Merge {
                 None => self.first_row(&key)?.map(|value| value.to_vec()),
             };
             // A version, the parent, and a name.
-            let parent = place.as_deref().and_then(|place| place.get(1..PREFIX_LEN)?.try_into().ok());
+            let parent =
+                place.as_deref().and_then(|place| place.get(1..PREFIX_LEN)?.try_into().ok());
             let parent = parent.map(u64::from_be_bytes).filter(|parent| *parent != 0);
             Ok(parent.map(|parent| self.classes.find(parent)))
         };

@@ -234,7 +234,8 @@ impl VersionRegistry {
     /// The store's, and those of manifests that cannot be read: what they refer to is not known.
     fn ids(&self) -> Result<HashSet<VersionId>, EngineError> {
         let mut ids = HashSet::new();
-        let mut add = |id: &str| ids.extend(from_hex(id).and_then(|id| VersionId::try_from(id).ok()));
+        let mut add =
+            |id: &str| ids.extend(from_hex(id).and_then(|id| VersionId::try_from(id).ok()));
         // Jobs first: one that is published meanwhile has its name before its record goes.
         let jobs = JobRegistry::new(self.place.clone(), self.volume);
         for number in jobs.numbers()? {

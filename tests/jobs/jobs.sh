@@ -1,0 +1,276 @@
+#!/usr/bin/env bash
+# Jobs: namespaces on published versions, which become versions; what of several inputs counts; jobs
+# of several processes; servers that are killed, stopped and superseded; publications that kill -9
+# ends; what deletions leave; random inputs against a model (dag.py); and bad input.
+#
+# JOBS_BUCKET=1: of a volume that a bucket has all of, by its URL.
+# DAGS, DAG_JOBS: random graphs of jobs, and how many jobs each has.
+set -euo pipefail
+if [ -n "${JOBS_BUCKET:-}" ]; then
+    . "$(dirname "$0")/../s3/lib.sh"
+else
+    . "$(dirname "$0")/../lib.sh"
+fi
+needs_kestrel
+DAGS=${DAGS:-3} DAG_JOBS=${DAG_JOBS:-7}
+mnt=$WORK/mnt ver=$WORK/ver volume=$WORK/volume
+mkdir "$mnt" "$ver" "$WORK/tmp"
+# Where the mounts of jobs are made.
+export TMPDIR=$WORK/tmp KESTREL_STATE_DIR=$WORK/a
+
+k() {
+    timeout 120 "$KESTREL" "$@"
+}
+# other COMMAND…: kestrel on another machine, which is another state directory.
+other() {
+    KESTREL_STATE_DIR=$WORK/b timeout 120 "$KESTREL" "$@"
+}
+same() {
+    [ "$1" = "$2" ] || {
+        echo "$1 is not $2"
+        return 1
+    }
+}
+not() {
+    ! "$@"
+}
+# job NAME "INPUT…" COMMAND: a job that runs a shell command.
+job() {
+    local name=$1 input inputs=()
+    for input in $2; do inputs+=(--input "$input"); done
+    k job run "$vol" "${inputs[@]}" --publish "$name" -- sh -ec "$3"
+}
+# tree NAME: names and contents of a version.
+tree() {
+    k mount "$vol//$1" "$ver" >/dev/null || return
+    (cd "$ver" && find . -type f -printf '%P=' -exec head -c 40 {} \; -o -type d -printf '%P/\n') |
+        LC_ALL=C sort | tr '\n' ' '
+    k umount "$ver"
+}
+# objects: how many objects the store has that are a job's; their numbers begin with 8 to f.
+objects() {
+    find "$store" -type f | grep -cE '/[0-9a-f]{2}/[89a-f][0-9a-f]{15}$' || true
+}
+job_servers() {
+    local dir pid
+    for dir in "$WORK"/a/job-* "$WORK"/b/job-*; do
+        pid=$("$KESTREL" status "$dir" --json 2>/dev/null |
+            python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])' 2>/dev/null) || continue
+        kill -CONT "$pid" 2>/dev/null
+        kill -9 "$pid" 2>/dev/null
+    done
+    [ -z "${stopped:-}" ] || kill -9 "$stopped" 2>/dev/null
+}
+AT_END=job_servers
+# server MACHINE: the process that serves the job.
+server() {
+    "$KESTREL" status "$WORK/$1"/job-* --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+}
+
+if [ -n "${JOBS_BUCKET:-}" ]; then
+    vol=$(volume_url jobs/main) store=$STORE_DIR/$S3_BUCKET/jobs/main
+    query=${vol#*\?} base=${vol%%\?*}
+    tree() {
+        k mount "$base//$1?$query" "$ver" >/dev/null || return
+        (cd "$ver" && find . -type f -printf '%P=' -exec head -c 40 {} \; \
+            -o -type d -printf '%P/\n') | LC_ALL=C sort | tr '\n' ' '
+        k umount "$ver"
+    }
+    k format "$vol" --grace 1s >/dev/null
+    k mount "$vol" "$mnt" >/dev/null
+else
+    make_volume "$volume" --grace 1s
+    vol=$volume store=$volume/objects
+    mount_volume "$volume" "$mnt"
+fi
+
+echo "-- one job after the other"
+mkdir -p "$mnt/set/d"
+echo one >"$mnt/set/f"
+echo two >"$mnt/set/d/g"
+head -c 3000000 /dev/urandom >"$mnt/set/big"
+sum=$(sha256sum <"$mnt/set/big")
+check "a version of a directory" k publish "$mnt/set" raw@1
+check "a job on it" job clean@1 raw@1 \
+    'test "$(pwd)" = "$KESTREL_JOB_DIR"; test "$(cat d/g)" = two; rm f; mv d e; echo new >h;
+     head -c 2000000 /dev/urandom >data; printf X | dd of=big bs=1 seek=7 conv=notrunc 2>&1'
+check "the job's version" same "$(tree clean@1 | sed 's/big=.*h=/h=/')" "/ e/ e/g=two h=new "
+check "its input is what it was" same "$(k mount "$vol//raw@1" "$ver" 2>&1 >/dev/null;
+    sha256sum <"$ver/big"; cat "$ver/f" "$ver/d/g"; k umount "$ver")" "$sum
+one
+two" || true
+check "a job without inputs" job first@1 "" 'echo 1 >x; mkdir y; echo 2 >y/z'
+check "a job on a job's version" job second@1 first@1 'rm -r y; echo 3 >>x'
+check "its version" same "$(tree second@1)" "/ x=1 3 "
+check "nobody has seen anything of it in the volume" same "$(ls "$mnt")" set
+check "sql reads it" prints 'x' k sql "$vol" "select path from entries where version = 'second@1'"
+check "lineage" prints 'first@1' k version lineage "$vol" second@1
+check "info tells what is below" prints 'below it.*first@1' k version info "$vol" second@1
+refuses "a clone of it in the live tree" "made by a job" k clone "$vol//second@1" "$mnt/clone"
+
+echo "-- several inputs"
+job left@1 "" 'mkdir both both/deep l; echo L >both/l; echo L >clash; echo L >both/deep/l' \
+    >/dev/null
+job right@1 "" 'mkdir both both/deep r; echo R >both/r; echo R >clash; echo R >both/deep/r' \
+    >/dev/null
+check "both trees are one" job both@1 "left@1 right@1" 'test "$(ls -d both/*)" = "both/deep
+both/l
+both/r"; test "$(cat both/deep/*)" = "L
+R"; test "$(cat clash)" = L; test "$(stat -c %h both)" = 3; rm both/r; mv r both/moved'
+check "a name in both is told" prints 'clash: of left@1, not of right@1' \
+    sh -c "'$KESTREL' job run '$vol' --input left@1 --input right@1 --publish q@1 --keep -- true 2>&1"
+check "that job is aborted" k job abort "$vol" q@1
+check "the other order" job both@2 "right@1 left@1" 'test "$(cat clash)" = R'
+check "changes of directories of both" same "$(tree both@1)" \
+    "/ both/ both/deep/ both/deep/l=L both/deep/r=R both/l=L both/moved/ clash=L l/ "
+check "a job on that and a third one" job three@1 "both@1 first@1" \
+    'test ! -e both/r; test -d both/moved; test "$(cat y/z)" = 2; mv y both/deep/y'
+check "its version" same "$(tree three@1)" "/ both/ both/deep/ both/deep/l=L both/deep/r=R \
+both/deep/y/ both/deep/y/z=2 both/l=L both/moved/ clash=L l/ x=1 "
+
+echo "-- jobs on one version that know nothing of each other"
+job base@1 "" 'mkdir d gone m1 m2; echo f >d/f; echo g >d/g; echo x >gone/x
+     head -c 1500000 /dev/zero >d/zeros' >/dev/null
+job renames@1 base@1 'mv d e; rm -r gone' >/dev/null
+job changes@1 base@1 'echo F >d/f; echo k >gone/k; echo h >d/h' >/dev/null
+job moves@1 base@1 'mv d/f d/f2; ln d/g d/g2; printf Y | dd of=d/zeros bs=1 conv=notrunc 2>&1' \
+    >/dev/null
+job removes@1 base@1 'rm d/f d/zeros; echo G >d/g' >/dev/null
+job into1@1 base@1 'mv m1 m2/m1' >/dev/null
+job into2@1 base@1 'mv m2 m1/m2' >/dev/null
+merged() {
+    job "$1" "$2" 'find . -type f -size -100k -printf "%P=" -exec head -c 9 {} \; | sort | tr "\n" " "
+        echo; find . -name zeros -exec sh -c "printf \"zeros \"; head -c 1 \"\$1\" | tr \"\\0\" 0
+        head -c 1500000 \"\$1\" | wc -c" _ {} \;'
+}
+check "a directory renamed here and changed there" prints '^e/f=F e/g=g e/h=h $' \
+    merged q@2 "renames@1 changes@1"
+check "a removed directory that a more important job has filled stays" \
+    prints '^e/f=F e/g=g e/h=h gone/k=k $' merged q@3 "changes@1 renames@1"
+check "a file renamed here and changed there, changed first" \
+    prints '^d/f=F d/g=g d/g2=g d/h=h gone/k=k gone/x=x $' merged q@4 "changes@1 moves@1"
+check "the same, renamed first" prints '^d/f2=f d/g=g d/g2=g d/h=h gone/k=k gone/x=x $' \
+    merged q@5 "moves@1 changes@1"
+check "a file changed here and removed there, changed first" prints '^zeros Y1500000$' \
+    merged q@6 "moves@1 removes@1"
+check "the same, removed first" not grep -q zeros <(merged q@7 "removes@1 moves@1")
+refuses "directories moved into each other" "moved a directory into one that another" \
+    job q@8 "into1@1 into2@1" true
+check "no job is left" same "$(k job list "$vol")" ""
+
+echo "-- a job of several processes"
+eval "$(k job start "$vol" --input first@1 --publish many@1 2>/dev/null)"
+check "its address" grep -q '^kestrel://127.0.0.1:' <<<"$KESTREL_JOB"
+check "its token is the user's alone" same "$(stat -c %a "$KESTREL_TOKEN_FILE")" 600
+sees='echo $1 >from$1; for i in $(seq 100); do [ -e from1 ] && [ -e from2 ] && exit; sleep 0.1; done
+      exit 1'
+k job join -- sh -c "$sees" _ 1 &
+check "processes see each other" k job join "$KESTREL_JOB" -- sh -c "$sees" _ 2
+check "the other one, too" wait $!
+check "status" prints 'open by .*process' k job status "$vol" many@1
+check "list" prints 'many@1 ' k job list "$vol"
+refuses "gc of a job" "whole volume" k gc "$WORK"/a/job-*
+refuses "fsck of a job" "whole volume" k fsck "$WORK"/a/job-*
+refuses "publish of a directory of a job" "kestrel job publish" \
+    k publish "$KESTREL_JOB:/y" q@9 --token-file "$KESTREL_TOKEN_FILE" || true
+check "publish stops the server" k job publish "$vol" many@1
+check "its version" same "$(tree many@1)" "/ from1=1 from2=2 x=1 y/ y/z=2 "
+refuses "a job that has ended" "cannot|no process|refused|connect|not" \
+    k --wait 1s job join "$KESTREL_JOB" -- true
+unset KESTREL_JOB KESTREL_TOKEN_FILE
+
+echo "-- servers that die"
+eval "$(k job start "$vol" --input first@1 --publish kept@1 2>/dev/null)"
+k mount "$KESTREL_JOB" "$ver" >/dev/null
+echo synced >"$ver/synced"
+sync "$ver/synced"
+kill -9 "$(server a)"
+k umount --force "$ver" 2>/dev/null || true
+eval "$(other job resume "$vol" kept@1 2>/dev/null)"
+check "another machine goes on with what was synced" \
+    prints synced other job join -- cat synced
+kill -STOP "$(server b)" && stopped=$(server b 2>/dev/null || cat /dev/null) || true
+stopped=$(pgrep -f "serve $WORK/b/job-" | head -n 1)
+refuses "publish while another machine has it" "has .*open|take-over" k job publish "$vol" kept@1
+check "a third process takes it over" k job resume "$vol" kept@1 --take-over
+kill -CONT "$stopped"
+check "the superseded server ends or refuses" \
+    not other job join "$KESTREL_JOB" -- sh -c 'echo late >late && sync late'
+kill -9 "$stopped" 2>/dev/null || true
+stopped=
+check "the job is published" k job publish "$vol" kept@1
+check "its version" same "$(tree kept@1)" "/ synced=synced x=1 y/ y/z=2 "
+rm -rf "$WORK"/b/job-*
+
+echo "-- commands that fail, names that are taken"
+refuses "a command that fails" "ended with status 3; job [0-9]+ is kept" \
+    job fails@1 first@1 'echo half >half; exit 3'
+check "another command in the job" k job run "$vol" --resume fails@1 --keep -- cat half
+check "a name that is taken meanwhile" job fails@2 "" true
+number=$(k job list "$vol" --json | python3 -c \
+    'import json, sys; print(json.load(sys.stdin)["jobs"][0]["job"])')
+refuses "publishing it under that" "already.*--as" k job publish "$vol" "$number" --as fails@2
+check "under another one" k job publish "$vol" "$number" --as fails@3
+check "its version" same "$(tree fails@3)" "/ half=half x=1 y/ y/z=2 "
+before=$(objects)
+job dropped@1 first@1 'head -c 3000000 /dev/urandom >data; sync data; exit 1' >/dev/null 2>&1 || true
+check "a job has objects" test "$(objects)" -gt "$before"
+check "abort" k job abort "$vol" dropped@1
+check "they are gone" same "$(objects)" "$before"
+check "no job is left" same "$(k job list "$vol")" ""
+
+echo "-- publications that kill -9 ends"
+for point in job.sealed job.written job.named job.rows-removed; do
+    name=cut-${point#job.}@1
+    k job run "$vol" --input first@1 --publish "$name" --keep -- \
+        sh -c 'echo kept >kept; head -c 100000 /dev/urandom >data' >/dev/null 2>&1
+    number=$(k job list "$vol" --json | python3 -c \
+        'import json, sys; print(json.load(sys.stdin)["jobs"][0]["job"])')
+    KESTREL_CRASH_AT=$point:1 k job publish "$vol" "$name" >/dev/null 2>&1 || true
+    if [ "$point" != job.rows-removed ] && [ "$point" != job.named ]; then
+        refuses "$point: it is changed no more" "being published" \
+            k job run "$vol" --resume "$number" -- true
+    fi
+    check "$point: published after all" k job publish "$vol" "$number"
+    check "$point: the version" same "$(tree "$name" | sed 's/data=[^=]* kept/kept/')" \
+        "/ kept=kept x=1 y/ y/z=2 "
+done
+check "no job is left" same "$(k job list "$vol")" ""
+
+echo "-- what deletions leave"
+job lower@1 "" 'head -c 3000000 /dev/urandom >low; echo low >name' >/dev/null
+job upper@1 lower@1 'head -c 3000000 /dev/urandom >up' >/dev/null
+check "a version that another one is made on is deleted" k version delete "$vol" lower@1
+refuses "it has no name" "no version" k mount "$vol//lower@1" "$ver"
+reads() {
+    job "$1" upper@1 'cat low up | wc -c; cat name' | grep -q 6000000
+}
+check "what is made on it is there" reads q@10
+k version delete "$vol" q@10
+check "a leftover of neither is removed" prints ' 0 objects' k version clean "$vol" --older 0s
+check "it is there still" reads q@11
+k version delete "$vol" q@11
+k version delete "$vol" upper@1
+check "clean removes what nothing needs" prints '[1-9][0-9]* objects of jobs' \
+    k version clean "$vol" --older 0s
+check "gc knows them" k gc "$mnt"
+check "fsck finds nothing" k fsck "$mnt"
+
+echo "-- bad input"
+refuses "an input that there is not" "input nope.*no version of this name" job q@12 nope true
+refuses "an input twice" "twice" job q@12 "first@1 first@1" true
+refuses "a name that is taken" "already" job first@1 "" true
+refuses "a bad name" "a name has" job 'q 12' "" true
+refuses "a job that there is not" "no such job" k job publish "$vol" 4711
+refuses "join without a job" "which job" env -u KESTREL_JOB "$KESTREL" job join -- true
+refuses "a volume that there is not" "volume" k job run "$WORK/nowhere" --publish q@12 -- true
+refuses "a command that there is not" "No such file" k job run "$vol" --publish q@12 -- nocommand
+check "abort of that" k job abort "$vol" q@12
+
+echo "-- random inputs"
+for ((seed = 1; seed <= DAGS; seed++)); do
+    check "random jobs, seed $seed" timeout 300 python3 "$ROOT/tests/jobs/dag.py" run "$KESTREL" \
+        "$vol" "$WORK" "$seed" "$DAG_JOBS"
+done
+summary
