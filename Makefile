@@ -3,7 +3,7 @@
 
 .PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
-	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-compression \
+	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs bench-compression \
 	bench-datasets lint fmt audit clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
+	@echo "make bench-jobs jobs on versions (JOBS=--full: 1 M files): target/bench/jobs.json, jobs.svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
@@ -115,6 +116,10 @@ bench-publish:
 # SQL=--full has ten million files.
 bench-sql: build
 	bench/sql.py $(SQL)
+
+# JOBS=--full has a million files.
+bench-jobs: build
+	bench/jobs.py $(JOBS)
 
 bench-cluster: build
 	cargo build --release --locked -p kestrel-rpc --examples

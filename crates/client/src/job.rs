@@ -154,6 +154,19 @@ impl Jobs {
         }
     }
 
+    /// Forgets a job with a record that cannot be read. What it has made is left over then, for
+    /// `kestrel version clean`.
+    ///
+    /// # Errors
+    /// If the record can be read, or is not there; the store's.
+    pub fn forget_damaged(&self, number: u32) -> Result<(), VolumeError> {
+        match self.jobs.find(number) {
+            Err(EngineError::Corrupt(_)) => self.jobs.remove(number).map_err(engine),
+            Err(why) => Err(engine(why)),
+            Ok(_) => Err(VolumeError::Invalid(format!("job {number} is not damaged"))),
+        }
+    }
+
     /// The process that has a job open, in words, if there is one.
     ///
     /// # Errors

@@ -37,6 +37,10 @@ pub use shared::{Offer, SharedDir};
 /// Directory of the block store within the volume's, unless the settings name another place.
 pub const OBJECTS_DIR: &str = "objects";
 
+/// Why files of jobs are not in the cache as whole copies: those are told apart by numbers that two
+/// jobs may give at one time.
+const WHOLE_OF_JOBS: &str = "files that a job has made are not kept as whole copies";
+
 /// The part that tables have of the memory for what waits for cache disks.
 const TABLES_PART: u64 = 4;
 
@@ -388,6 +392,9 @@ impl Storage {
             };
             store = Arc::new(cached);
         }
+        if descriptor.job.is_some() {
+            whole = Err(WHOLE_OF_JOBS);
+        }
         let memory = CodingMemory {
             kept_bytes: options.memory.coding_kept_bytes as usize,
             head_bytes: options.memory.head_bytes as usize,
@@ -425,6 +432,12 @@ impl Storage {
                 open_dir(&dumps)
             }
         }
+    }
+
+    /// The same for a version that a job made.
+    #[must_use]
+    pub(crate) fn of_job(self) -> Self {
+        Self { whole: Err(WHOLE_OF_JOBS), ..self }
     }
 
     /// The published versions of the volume, to read them.

@@ -103,6 +103,10 @@ impl VersionUrl {
         let Place { descriptor, storage } = Place::of(&self.volume, &resources.store)?;
         let registry = storage.versions()?;
         let manifest = self.find(&registry)?;
+        let storage = match manifest.changes() {
+            Some(_) => storage.of_job(),
+            None => storage,
+        };
         let tables = storage.version_tables(&manifest.id_bytes(), &resources.store)?;
         let engine = VersionEngine::new(&tables, &manifest, resources.metadata_bytes)
             .map_err(|why| VolumeError::Io(format!("{self}: {why}")))?;

@@ -272,6 +272,15 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
         }
         Action::Abort(args) => {
             let jobs = jobs_of(&args.volume, &args.store)?;
+            if let Ok(number) = args.job.parse()
+                && jobs.forget_damaged(number).is_ok()
+            {
+                println!(
+                    "job {number} had a damaged record and is forgotten; `kestrel version clean` \
+                     removes what it has made"
+                );
+                return Ok(ExitStatus::Good);
+            }
             let record = jobs.find(&args.job).map_err(fail)?;
             release(&job::dir_of(&record).map_err(fail)?)?;
             let removed = jobs.abort(&record, args.take_over).map_err(fail)?;

@@ -243,6 +243,16 @@ impl JobRegistry {
         Ok(found.map(|(record, _)| record))
     }
 
+    /// Whether a record, which may be damaged or newer, has an identity in it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) fn names(&self, number: u32, id: &str) -> Result<bool, EngineError> {
+        let found = self.place.store().read(&object_of(number)).map_err(|why| self.failed(&why))?;
+        let has = |bytes: &[u8]| bytes.windows(id.len()).any(|part| part == id.as_bytes());
+        Ok(found.is_some_and(|found| has(&found.bytes)))
+    }
+
     /// Numbers of all jobs, in order.
     ///
     /// # Errors

@@ -609,27 +609,23 @@ impl Merge {
             let Some(((layer, _, _), value)) = chosen else { continue };
             stat.children += 1;
             let (number, kind) = kind_of(value)?;
-            let mut hides = kind != Kind::Dir;
             if kind == Kind::Dir {
                 stat.subdirs += 1;
             } else if let Ok(Entry::Inode(inode)) = Entry::decode(value) {
                 stat.bytes = stat.bytes.saturating_add(inode.size.cast_signed());
             }
             for (at, (other, _, value)) in counted.iter().enumerate().skip(1) {
-                let below = value.as_ref().map(|value| kind_of(value)).transpose()?;
-                match below {
-                    Some((below, Kind::Dir)) if !hides => {
-                        if !self.is_replaced(below, *other, &counted[..at])?
-                            && self.classes.join(number, below)
-                        {
-                            joined.push(self.classes.find(number));
-                        }
+                let Some((below, below_kind)) = value.as_ref().map(|it| kind_of(it)).transpose()?
+                else {
+                    continue;
+                };
+                let is_seen = self.is_replaced((below, below_kind), *other, &counted[..at])?;
+                if kind == Kind::Dir && below_kind == Kind::Dir {
+                    if !is_seen && self.classes.join(number, below) {
+                        joined.push(self.classes.find(number));
                     }
-                    Some(_) if !self.is_ordered[*layer][*other] => {
-                        self.note(dir, &name, *layer, *other);
-                        hides = true;
-                    }
-                    _ => hides = true,
+                } else if !is_seen && !self.is_ordered[*layer][*other] {
+                    self.note(dir, &name, *layer, *other);
                 }
             }
             if kind == Kind::Dir {
@@ -641,19 +637,19 @@ impl Merge {
         Ok(joined)
     }
 
-    /// Whether a directory of a layer was put away by one that was made on that: by its name there
-    /// is another directory, and it may be elsewhere.
+    /// Whether what a layer has by a name was put away by a layer that was made on it: that has
+    /// something else there, or nothing. A directory may be elsewhere then.
     fn is_replaced(
         &self,
-        dir: InodeId,
+        (number, kind): (InodeId, Kind),
         layer: usize,
         above: &[&NameRow],
     ) -> Result<bool, EngineError> {
-        for (other, _, value) in above {
-            let Some(value) = value.as_ref().filter(|_| self.sees[*other][layer]) else { continue };
-            let (number, _) = kind_of(value)?;
-            let is_other = self.classes.find(number) != self.classes.find(dir);
-            if is_other && !self.kept.contains(&(*other, dir)) {
+        for (other, _, value) in above.iter().filter(|row| self.sees[row.0][layer]) {
+            let by = value.as_ref().map(|value| kind_of(value)).transpose()?;
+            let is_same = kind == Kind::Dir
+                && by.is_some_and(|(by, _)| self.classes.find(by) == self.classes.find(number));
+            if !is_same && !self.kept.contains(&(*other, number)) {
                 return Ok(true);
             }
         }

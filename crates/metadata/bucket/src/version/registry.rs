@@ -220,8 +220,16 @@ impl VersionRegistry {
         let jobs = JobRegistry::new(self.place.clone(), self.volume);
         let id = to_hex(id);
         for number in jobs.numbers()? {
-            let Some(job) = jobs.find(number)? else { continue };
-            if job.id == id || job.base.layers.iter().any(|layer| layer.id == id) {
+            let needs = match jobs.find(number) {
+                Ok(Some(job)) => job.id == id || job.base.layers.iter().any(|layer| layer.id == id),
+                Ok(None) => false,
+                // It says so by having the identity in it.
+                Err(EngineError::Corrupt(_) | EngineError::Refused(_)) => {
+                    jobs.names(number, &id)?
+                }
+                Err(why) => return Err(why),
+            };
+            if needs {
                 return Ok(true);
             }
         }

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,10 @@ use std::time::Duration;
 use kestrel_blockstore::named::{MemoryNamed, NamedStore};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_testkit::rng::Rng;
+use kestrel_types::entry::Entry;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::stat::DirStat;
 
 use super::*;
 use crate::table::{TableHead, TableIdentity};
@@ -256,4 +259,181 @@ fn swapped_tables() {
     let suffix = 1u64.to_be_bytes();
     let read = engine.get_many(&[KeyRef::new(Table::Entry, 1, &suffix)], &mut |_, _| ());
     assert!(matches!(read, Err(EngineError::Corrupt(_))), "{read:?}");
+}
+
+/// Puts a tree into a version: directories by number, as parent and name, and files.
+fn write_tree(
+    world: &World,
+    name: &str,
+    id: VersionId,
+    (dirs, files): (&[(u64, u64, String)], &[(u64, u64, String)]),
+) -> VersionManifest {
+    let mut writer = VersionWriter::begin(world.registry.place(), id).unwrap();
+    let mut put = |table, id, suffix: &[u8], value: &[u8]| {
+        writer.put(KeyRef::new(table, id, suffix), value).unwrap();
+    };
+    let inode = |number, kind| Entry::Inode(Inode::new(number, kind, 5, 5)).encode();
+    let place =
+        |parent: u64, name: &str| [&[1], &parent.to_be_bytes()[..], name.as_bytes()].concat();
+    let highest = dirs.iter().chain(files).map(|(number, ..)| *number).max().unwrap_or(15);
+    put(Table::System, 0, b"inodes", &[&[1], &(highest + 1).to_be_bytes()[..]].concat());
+    put(Table::Entry, 0, b"", &inode(1, Kind::Dir));
+    put(Table::DirId, 1, b"", &place(0, ""));
+    let mut stats: BTreeMap<u64, DirStat> = BTreeMap::from([(1, DirStat::default())]);
+    for (number, parent, name) in dirs {
+        put(Table::Entry, *parent, name.as_bytes(), &inode(*number, Kind::Dir));
+        put(Table::DirId, *number, b"", &place(*parent, name));
+        put(Table::Subdir, *parent, &number.to_be_bytes(), b"");
+        stats.entry(*number).or_default();
+        let above = stats.entry(*parent).or_default();
+        (above.children, above.subdirs) = (above.children + 1, above.subdirs + 1);
+    }
+    for (number, parent, name) in files {
+        put(Table::Entry, *parent, name.as_bytes(), &inode(*number, Kind::File));
+        put(Table::Xattr, *number, b"user.of", name.as_bytes());
+        stats.entry(*parent).or_default().children += 1;
+    }
+    for (dir, stat) in stats {
+        put(Table::DirStat, dir, &0u16.to_be_bytes(), &stat.encode());
+    }
+    let mut manifest = VersionManifest::new(name, &VOLUME, &id, source());
+    manifest.rows = writer.rows();
+    manifest.runs = writer.finish().unwrap();
+    assert!(world.registry.publish(&manifest).unwrap());
+    manifest
+}
+
+/// A random tree with names of few letters, so that several trees have many in common.
+type Names = Vec<(u64, u64, String)>;
+fn random_tree(rng: &mut Rng) -> (Names, Names) {
+    let (mut dirs, mut files, mut taken) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let mut numbers: Vec<u64> = (16..200).collect();
+    for _ in 0..rng.range(1, 40) {
+        let parent = match rng.below(3) {
+            0 => 1,
+            _ => dirs.last().map_or(1, |(number, ..): &(u64, u64, String)| *number),
+        };
+        let name = char::from(b'a' + rng.below(6) as u8).to_string();
+        let number = numbers.swap_remove(rng.below(numbers.len() as u64) as usize);
+        if taken.insert((parent, name.clone())) {
+            match rng.below(2) {
+                0 => dirs.push((number, parent, name)),
+                _ => files.push((number, parent, name)),
+            }
+        }
+    }
+    (dirs, files)
+}
+
+/// What each path is: a directory, or the file of which tree.
+fn paths_of(tree: &(Names, Names), which: usize) -> BTreeMap<String, Option<usize>> {
+    let above: BTreeMap<u64, (u64, &String)> =
+        tree.0.iter().map(|(number, parent, name)| (*number, (*parent, name))).collect();
+    let path = |mut parent: u64, name: &str| {
+        let mut path = name.to_string();
+        while let Some((next, name)) = above.get(&parent) {
+            (parent, path) = (*next, format!("{name}/{path}"));
+        }
+        path
+    };
+    let dirs = tree.0.iter().map(|(_, parent, name)| (path(*parent, name), None));
+    let files = tree.1.iter().map(|(_, parent, name)| (path(*parent, name), Some(which)));
+    dirs.chain(files).collect()
+}
+
+/// The tree of several inputs: at each path what the first one has, directories joined, below
+/// directories only.
+fn joined(trees: &[(Names, Names)]) -> BTreeMap<String, Option<usize>> {
+    let mut all: BTreeMap<String, Option<usize>> = BTreeMap::new();
+    for (which, tree) in trees.iter().enumerate() {
+        for (path, what) in paths_of(tree, which) {
+            let mut above = path.as_str();
+            let mut is_hidden = false;
+            while let Some((dir, _)) = above.rsplit_once('/') {
+                is_hidden |= all.get(dir).is_some_and(Option::is_some);
+                above = dir;
+            }
+            if !is_hidden {
+                all.entry(path).or_insert(what);
+            }
+        }
+    }
+    all
+}
+
+/// Random trees that have names in common are one tree, by look-ups and by scans, with the figures
+/// that it has; scans are in order and agree with look-ups.
+#[test]
+fn merged_trees() {
+    for seed in 0..120 {
+        let mut rng = Rng::new(seed);
+        let world = World::new();
+        let trees: Vec<_> = (0..rng.range(2, 5)).map(|_| random_tree(&mut rng)).collect();
+        let write = |(which, (dirs, files)): (usize, &(Names, Names))| {
+            let name = format!("v{which}");
+            write_tree(&world, &name, [which as u8 + 1; 16], (&dirs[..], &files[..]))
+        };
+        let inputs: Vec<VersionManifest> = trees.iter().enumerate().map(write).collect();
+        let place = world.registry.place();
+        let merged = merge(place, &inputs).unwrap();
+        let id = [99; 16];
+        write_aliases(place, &id, &merged.aliases).unwrap();
+        let mut writer = VersionWriter::begin(place, id).unwrap();
+        for (key, value) in &merged.rows {
+            writer.put_encoded(key, value.as_deref()).unwrap();
+        }
+        let made = VersionManifest::new("job", &VOLUME, &id, source());
+        let changes = ChangesRecord { end: merged.base.first_number(), base: merged.base };
+        let mut made = made.with_changes(changes).unwrap();
+        made.runs = writer.finish().unwrap();
+        let made = VersionManifest::decode("job", &made.encode()).unwrap();
+        let reader = VersionReader::new(place, &made, 1 << 20).unwrap();
+        let (mut rows, mut found) = (reader.rows(&[], &[u8::MAX; 2]), Vec::new());
+        while let Some((key, value)) = rows.next_row().unwrap() {
+            assert_eq!(reader.get(KeyRef::decode(&key).unwrap()).unwrap(), Some(value.clone()));
+            found.push((key, value));
+        }
+        assert!(found.is_sorted_by(|one, next| one.0 < next.0), "seed {seed}");
+        // Rows below a directory that begin in the middle are the same.
+        let from = &found[found.len() / 2].0;
+        let mut rest = reader.rows(from, &[u8::MAX; 2]);
+        for expected in &found[found.len() / 2..] {
+            assert_eq!(rest.next_row().unwrap().as_ref(), Some(expected), "seed {seed}");
+        }
+        let mut paths = BTreeMap::new();
+        let mut left = vec![(1u64, String::new())];
+        while let Some((dir, path)) = left.pop() {
+            let mut stat = DirStat::default();
+            for (key, value) in &found {
+                let key = KeyRef::decode(key).unwrap();
+                if key.table == Table::Entry && key.id == dir && dir != 0 {
+                    let (number, kind) = Entry::peek(value).unwrap();
+                    let name = String::from_utf8(key.suffix.to_vec()).unwrap();
+                    let below = format!("{path}{name}");
+                    stat.children += 1;
+                    if kind == Kind::Dir {
+                        stat.subdirs += 1;
+                        let child = number.to_be_bytes();
+                        assert!(
+                            reader.get(KeyRef::new(Table::Subdir, dir, &child)).unwrap().is_some()
+                        );
+                        let place = reader.get(KeyRef::new(Table::DirId, number, b"")).unwrap();
+                        assert_eq!(place.unwrap()[1..9], dir.to_be_bytes(), "seed {seed}: {below}");
+                        left.push((number, format!("{below}/")));
+                        paths.insert(below, None);
+                    } else {
+                        let of = reader.get(KeyRef::new(Table::Xattr, number, b"user.of")).unwrap();
+                        assert_eq!(of.unwrap().to_vec(), name.as_bytes(), "seed {seed}: {below}");
+                        let mut span = made.changes().unwrap().base.numbers.iter();
+                        let span = span.position(|it| (it.first..it.end).contains(&number));
+                        paths.insert(below, span);
+                    }
+                }
+            }
+            let told = reader.get(KeyRef::new(Table::DirStat, dir, &0u16.to_be_bytes())).unwrap();
+            let told = DirStat::decode(&told.unwrap()).unwrap();
+            assert_eq!((told.children, told.subdirs), (stat.children, stat.subdirs), "seed {seed}");
+        }
+        assert_eq!(paths, joined(&trees), "seed {seed}");
+    }
 }
