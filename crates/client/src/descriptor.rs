@@ -197,7 +197,7 @@ pub struct Descriptor {
     /// How its objects are coded; none as long as no object was ever to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coding: Option<CodingSettings>,
-    /// Number of the job of the volume whose namespace this is, if it is one.
+    /// Number of the job, of the namespace of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<u32>,
     /// Which node of which cluster this is, if several share the volume.

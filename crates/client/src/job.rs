@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
@@ -29,23 +29,20 @@ use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT, job_of_object, objects_of_job};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::key::{Key, KeyRef, Table, number_of};
+use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::stat::DirStat;
 
 use crate::descriptor::{Descriptor, FILE_NAME, random};
 use crate::error::VolumeError;
 use crate::state_dir::job_dir;
 use crate::storage::{Storage, StoreOptions};
-use crate::version::Place;
-use crate::volume::{Resources, VolumeLock};
+use crate::version::VolumePlace;
+use crate::volume::VolumeLock;
 
 mod publish;
 
 pub use self::publish::{PublishedJob, publish};
 pub use kestrel_bucket::version::JobRecord;
-
-/// The record by which a job says that it is being published: nobody writes any more.
-const SEALED: &[u8] = b"sealed";
 
 /// What a job begins with.
 #[derive(Debug, Clone)]
@@ -54,7 +51,7 @@ pub struct NewJob {
     pub inputs: Vec<String>,
     /// The name that the job's version gets.
     pub name: String,
-    /// The user that begins it, who owns the root of a job without inputs.
+    /// The user that begins it, and owns the root of a job without inputs.
     pub user: u32,
     /// That user's group.
     pub group: u32,
@@ -64,7 +61,7 @@ pub struct NewJob {
 
 /// A job on this machine.
 #[derive(Debug)]
-pub struct Job {
+pub struct BegunJob {
     /// What it is.
     pub record: JobRecord,
     /// Its directory.
@@ -109,7 +106,7 @@ impl Jobs {
     /// # Errors
     /// If there is no such volume, its store cannot be reached or has no conditional puts.
     pub fn of(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
-        let Place { descriptor, storage } = Place::of(url, options)?;
+        let VolumePlace { descriptor, storage } = VolumePlace::of(url, options)?;
         let versions = storage.versions_to_publish()?;
         let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
         Ok(Self { descriptor, storage, versions, jobs })
@@ -179,7 +176,7 @@ impl Jobs {
     ///
     /// # Errors
     /// If an input is not there or they do not go together, the name is taken, or the store fails.
-    pub fn begin(&self, new: &NewJob) -> Result<Job, VolumeError> {
+    pub fn begin(&self, new: &NewJob) -> Result<BegunJob, VolumeError> {
         kestrel_bucket::version::check_name(&new.name).map_err(VolumeError::Invalid)?;
         if self.versions.find(&new.name).map_err(engine)?.is_some() {
             return Err(VolumeError::Invalid(format!(
@@ -205,7 +202,7 @@ impl Jobs {
         let made = self.make(&record, &merged, &inputs, new);
         match made.and_then(|conflicts| Ok((conflicts, self.make_dir(&record)?))) {
             Ok((conflicts, dir)) => {
-                Ok(Job { record, dir, conflicts, conflict_count: merged.conflict_count })
+                Ok(BegunJob { record, dir, conflicts, conflict_count: merged.conflict_count })
             }
             Err(why) => {
                 // What cannot be removed now is a job that can be aborted.
@@ -294,9 +291,9 @@ impl Jobs {
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn resume(&self, record: JobRecord) -> Result<Job, VolumeError> {
+    pub fn resume(&self, record: JobRecord) -> Result<BegunJob, VolumeError> {
         let dir = self.make_dir(&record)?;
-        Ok(Job { record, dir, conflicts: Vec::new(), conflict_count: 0 })
+        Ok(BegunJob { record, dir, conflicts: Vec::new(), conflict_count: 0 })
     }
 
     /// Ends a job; what it has made is removed. A process that has it open is superseded if
@@ -442,56 +439,4 @@ pub fn remove_objects(
         }
     }
     Ok(removed)
-}
-
-/// Opens the rows of the job that a directory is of.
-///
-/// # Errors
-/// If the job is not there any more, another process has it open, or its rows are damaged.
-pub(crate) fn open_rows(
-    dir: &Path,
-    descriptor: &Descriptor,
-    job: u32,
-    resources: &Resources,
-    before_sync: BeforeSync,
-) -> Result<Arc<dyn Engine>, VolumeError> {
-    let failed = |why: EngineError| VolumeError::engine_at(dir, why);
-    let versions = Storage::versions_of(dir, descriptor, &resources.store)?;
-    let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
-    let Some(record) = jobs.find(job).map_err(failed)? else {
-        return Err(VolumeError::Invalid(format!(
-            "{}: job {job} is published or aborted; mount its version instead",
-            dir.display()
-        )));
-    };
-    let options = BucketOptions {
-        memory_bytes: resources.metadata_bytes,
-        take_over: resources.take_over,
-        upload_every: Some(resources.job_upload_every),
-    };
-    let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
-    if is_sealed(&opened).map_err(failed)? {
-        return Err(VolumeError::Invalid(format!(
-            "{}: job {job} is being published, and nothing is changed any more; finish it with \
-             `kestrel job publish`",
-            dir.display()
-        )));
-    }
-    Ok(Arc::new(opened))
-}
-
-fn is_sealed(rows: &BucketEngine) -> Result<bool, EngineError> {
-    let mut sealed = false;
-    let key = KeyRef::new(Table::System, 0, SEALED);
-    rows.get_many(&[key], &mut |_, row| sealed |= row.value.is_some())?;
-    Ok(sealed)
-}
-
-/// Ends all changes of a job: a process that opens it later finds that it is sealed, and one that
-/// had it open has been superseded.
-fn seal(rows: &BucketEngine) -> Result<(), EngineError> {
-    let key = Key::new(Table::System, 0, SEALED);
-    let sealed = Mutation { key, value: Some(Box::default()) };
-    rows.commit(BatchKind::Freeing, vec![sealed])?;
-    rows.settle()
 }

@@ -42,12 +42,12 @@ pub use kestrel_bucket::version::{
 const WHO: &str = "a reader of published versions";
 
 /// What a volume is, and where its data is.
-pub(crate) struct Place {
+pub(crate) struct VolumePlace {
     pub descriptor: Descriptor,
     pub storage: Storage,
 }
 
-impl Place {
+impl VolumePlace {
     /// Of the volume that `url` names: a directory, or a server, which is asked once.
     pub fn of(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
         if RemoteUrl::is_one(url) {
@@ -68,7 +68,7 @@ impl Place {
 /// If there is no such volume, or the place of its versions cannot be reached.
 pub fn registry(url: &str, options: &StoreOptions) -> Result<VersionRegistry, VolumeError> {
     if RemoteUrl::is_one(url) {
-        return Place::of(url, options)?.storage.versions();
+        return VolumePlace::of(url, options)?.storage.versions();
     }
     let dir = volume::find(url, options.credentials.as_deref(), true)?;
     Storage::versions_of(&dir, &Descriptor::read(&dir)?, &with_credentials(&dir, options))
@@ -100,7 +100,7 @@ impl VersionUrl {
     /// If there is no such volume or version, something of it is damaged or newer, or the store
     /// cannot be reached; the text says which and what to do.
     pub fn open(&self, resources: &Resources) -> Result<MountedVersion, VolumeError> {
-        let Place { descriptor, storage } = Place::of(&self.volume, &resources.store)?;
+        let VolumePlace { descriptor, storage } = VolumePlace::of(&self.volume, &resources.store)?;
         let registry = storage.versions()?;
         let manifest = self.find(&registry)?;
         let storage = match manifest.changes() {

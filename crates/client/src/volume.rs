@@ -10,6 +10,7 @@
 //! | `salvage` | a new volume from the intact part of a damaged one |
 //! | `contents` | the files in a directory that belong to a volume, for `format --force` |
 //! | `engine` | the engine that a volume's descriptor names |
+//! | `job` | the rows of a job's namespace |
 //! | `assembly` | putting a file system together from metadata and block store |
 //! | `lock` | the lock of a volume: one process at a time |
 //! | `ownership` | which directory serves the rows of a node in a store that other machines reach |
@@ -46,6 +47,7 @@ mod cluster;
 mod contents;
 mod engine;
 mod format;
+pub(crate) mod job;
 mod lock;
 mod ownership;
 mod salvage;

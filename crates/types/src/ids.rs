@@ -39,7 +39,7 @@ pub const JOBS_MAX: u32 = (1 << (63 - JOB_OBJECT_BITS)) - 1;
 /// Bits of an object number that a job counts.
 const JOB_OBJECT_BITS: u32 = 40;
 
-/// Numbers of the objects of a job, whose own number is at most [`JOBS_MAX`].
+/// Numbers of the objects of the job with this number, at most [`JOBS_MAX`].
 pub fn objects_of_job(job: u32) -> Range<ObjectId> {
     let first = JOB_OBJECTS | ObjectId::from(job) << JOB_OBJECT_BITS;
     first + FIRST_OBJECT..first | ((1 << JOB_OBJECT_BITS) - 1)

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use kestrel_client::job::{self, Job, Jobs, NewJob};
+use kestrel_client::job::{self, BegunJob, Jobs, NewJob};
 use kestrel_client::volume::Resources;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger::utc;
@@ -61,7 +61,7 @@ enum Action {
 /// What a job is made on, and what becomes of it.
 #[derive(Debug, Args)]
 struct InputArgs {
-    /// A version whose tree the job begins with; may be repeated: what the first one has counts
+    /// A version with the tree that the job begins with; may be repeated: the first one counts most
     #[arg(long = "input", value_name = "VERSION")]
     inputs: Vec<String>,
     /// The name of the version that the job becomes, which must be free: as clean@1
@@ -89,7 +89,7 @@ struct StartArgs {
     store: KeyArgs,
 }
 
-/// Go on with a job whose server has ended, also on another machine.
+/// Go on with a job after its server has ended, also on another machine.
 #[derive(Debug, Args)]
 #[command(after_help = "The job has everything that was synced, and what was changed more than 5 s
 before its server died. --take-over cuts off a server that may still be there.")]
@@ -180,7 +180,7 @@ fn resources(store: &KeyArgs, take_over: bool) -> Resources {
 }
 
 /// Begins a job, and says what its inputs say differently.
-fn begin(jobs: &Jobs, inputs: &InputArgs) -> Result<Job, Failure> {
+fn begin(jobs: &Jobs, inputs: &InputArgs) -> Result<BegunJob, Failure> {
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     let new = NewJob {

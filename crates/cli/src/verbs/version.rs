@@ -188,7 +188,8 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
             match args.json {
                 true => print_json(&done),
                 false => println!(
-                    "{} left-over versions removed, {} snapshots released, {} objects of jobs removed",
+                    "{} left-over versions removed, {} snapshots released, {} objects of jobs \
+                     removed",
                     done["removed"], done["released"], done["objects"]
                 ),
             }

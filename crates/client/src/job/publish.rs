@@ -22,10 +22,11 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::stat::{DirStat, ObjStat};
 
-use super::{Jobs, engine, is_sealed, node, seal};
+use super::{Jobs, engine, node};
 use crate::error::VolumeError;
 use crate::state_dir::job_dir;
 use crate::version::publish::stored;
+use crate::volume::job::{is_sealed, seal};
 use crate::volume::{Resources, Volume};
 
 /// A job that has become a version.

@@ -12,11 +12,10 @@ use kestrel_engine::{BeforeSync, Engine, EngineError, Mutation};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
 use kestrel_postgres::{PgEngine, PgOptions};
 
-use super::{LogDirSettings, META_DIR, Resources};
+use super::{LogDirSettings, META_DIR, Resources, job};
 use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
-use crate::job;
 use crate::keys;
 use crate::recovery::Recovery;
 use crate::state_dir::credentials_for;

@@ -46,7 +46,6 @@
 //! | `manifest`, `log`, `table` | the formats of objects (`docs/format/bucket.md`) |
 //! | `recover` | opening: the claim, and the log that no table has |
 //! | `sender` | committed batches become log objects, in order |
-//! | `layer` | rows of versions below those of a job |
 //! | `tree` | memtables and tables, as readers see them |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
@@ -63,7 +62,6 @@ mod follow;
 mod health;
 mod hex;
 mod holder;
-mod layer;
 mod local;
 mod local_sync;
 mod log;

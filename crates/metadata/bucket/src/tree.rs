@@ -9,6 +9,8 @@
 //! Blocks and heads of tables are read when they are needed and kept in a cache that is bounded. A
 //! table that was merged away is removed when its last reader has let go of it.
 
+pub mod layer;
+
 use std::ops::{Bound, Deref};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,8 +23,8 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use self::layer::{Layer, LayerRows};
 use crate::health::{Health, failed};
-use crate::layer::{Layer, LayerRows};
 use crate::log::RowChanges;
 use crate::table::{Block, TableHead, TableIdentity, TableRecord};
 

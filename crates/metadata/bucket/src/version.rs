@@ -29,7 +29,7 @@ mod stack;
 mod tests;
 mod writer;
 
-pub use crate::layer::NumberSpan;
+pub use crate::tree::layer::NumberSpan;
 pub use aliases::write_aliases;
 pub use engine::VersionEngine;
 pub use job::{JobRecord, JobRegistry};
@@ -49,6 +49,7 @@ use kestrel_engine::EngineError;
 use crate::health::Health;
 use crate::table::TableIdentity;
 use crate::tree::Tree;
+use crate::tree::layer::named;
 
 /// The name of the object by which the writer of a version says that it is still there, below that
 /// of the version.
@@ -73,17 +74,6 @@ fn tree_of(
         tree.change(|view| view.layers = layers);
     }
     Ok(tree)
-}
-
-/// An error of reading a version, with its name.
-pub(crate) fn named(name: &str, why: EngineError) -> EngineError {
-    match why {
-        EngineError::Io(why) => {
-            EngineError::Io(format!("version {name}: a table is missing or cannot be read: {why}"))
-        }
-        EngineError::Corrupt(why) => EngineError::Corrupt(format!("version {name}: {why}")),
-        other => other,
-    }
 }
 
 /// An object of a version is damaged.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus as ChildStatus};
 
 use clap::Args;
-use kestrel_client::job::Job;
+use kestrel_client::job::BegunJob;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 
 use super::super::snapshot::KeyArgs;
@@ -29,7 +29,7 @@ publish` publishes it all the same, `kestrel job abort` removes it.")]
 pub struct RunArgs {
     /// The volume: a path in a mount, its directory, s3://… or kestrel://…
     volume: OsString,
-    /// A version whose tree the job begins with; may be repeated: what the first one has counts
+    /// A version with the tree that the job begins with; may be repeated: the first one counts most
     #[arg(long = "input", value_name = "VERSION", conflicts_with = "resume")]
     inputs: Vec<String>,
     /// The name of the version that the job becomes, which must be free: as clean@1
@@ -166,7 +166,7 @@ fn told(status: ChildStatus) -> String {
 /// See [`RunArgs`].
 pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     let jobs = jobs_of(&args.volume, &args.store)?;
-    let job: Job = match (&args.resume, &args.name) {
+    let job: BegunJob = match (&args.resume, &args.name) {
         (Some(job), _) => {
             let record = jobs.find(job).map_err(fail)?;
             jobs.resume(record).map_err(fail)?
@@ -179,8 +179,8 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     let number = job.record.number();
     let keep = |why: String| {
         fail(format!(
-            "{why}; job {number} is kept: go on with `kestrel job run VOLUME --resume {number}`, or \
-             end it with `kestrel job publish` or `kestrel job abort`"
+            "{why}; job {number} is kept: go on with `kestrel job run VOLUME --resume {number}`, \
+             or end it with `kestrel job publish` or `kestrel job abort`"
         ))
     };
     let source = job.dir.to_string_lossy().into_owned();

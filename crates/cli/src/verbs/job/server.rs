@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use clap::Args;
 use kestrel_client::control::QUICK;
-use kestrel_client::job::Job;
+use kestrel_client::job::BegunJob;
 use kestrel_client::remote::TOKEN_FILE_ENV;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use serde_json::json;
@@ -74,7 +74,7 @@ pub fn stop(dir: &Path) -> Result<(), Failure> {
 
 /// Serves a job, and prints how processes find it.
 pub fn start(
-    job: &Job,
+    job: &BegunJob,
     args: &ServerArgs,
     store: &KeyArgs,
     take_over: bool,
@@ -96,7 +96,7 @@ pub fn start(
 }
 
 /// A token for processes on other machines, in a file that only this user reads.
-fn make_token(job: &Job) -> Result<std::path::PathBuf, Failure> {
+fn make_token(job: &BegunJob) -> Result<std::path::PathBuf, Failure> {
     let path = job.dir.join(TOKEN_FILE);
     if path.exists() {
         return Ok(path);

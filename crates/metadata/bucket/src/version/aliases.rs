@@ -1,5 +1,5 @@
 //! The object with the aliases of directories that a job's inputs have in common
-//! (`docs/format/versions.md`, "Aliases").
+//! (`docs/format/versions.md`, "Versions that jobs made").
 
 use kestrel_blockstore::named::NamedObject;
 use kestrel_engine::EngineError;
@@ -7,7 +7,7 @@ use kestrel_engine::EngineError;
 use super::registry::failed;
 use super::{VersionId, VersionPlace, damaged};
 use crate::health::read_checked;
-use crate::layer::Aliases;
+use crate::tree::layer::Aliases;
 
 /// The name of the object, below that of the version or job.
 const ALIASES: &str = "aliases";

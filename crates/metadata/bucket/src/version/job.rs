@@ -220,7 +220,7 @@ impl JobRegistry {
         self.place.store().create(&name, text).map_err(|why| self.failed(&why))
     }
 
-    /// Writes the record of a new job, whose number was taken.
+    /// Writes the record of a new job, with a number that was taken.
     ///
     /// # Errors
     /// The store's, and `Io` if there is one already.

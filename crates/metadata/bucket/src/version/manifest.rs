@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::damaged;
 use crate::Uuid;
 use crate::hex;
-use crate::layer::NumberSpan;
 use crate::table::{TableRecord, is_run};
+use crate::tree::layer::NumberSpan;
 
 /// What every manifest of a version begins with.
 const MAGIC: &str = "kestrelfs-version";

@@ -31,8 +31,8 @@ use super::aliases::read_aliases;
 use super::manifest::{JobBase, LAYERS_MAX, LayerRecord, NUMBERS_END};
 use super::stack::layers_with;
 use super::{NODE, VersionManifest, VersionPlace, VersionReader, damaged};
-use crate::layer::{Aliases, Layer, LayerRows, Mapping, NumberSpan};
 use crate::table::TableIdentity;
+use crate::tree::layer::{Aliases, Layer, LayerRows, Mapping, NumberSpan};
 use crate::tree::{SourceRow, Tree};
 
 /// Memory for blocks of tables while inputs are merged, bytes.

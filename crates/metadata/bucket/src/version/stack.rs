@@ -8,9 +8,9 @@ use kestrel_types::hex::from_hex;
 use super::aliases::read_aliases;
 use super::manifest::{JobBase, LayerRecord};
 use super::{NODE, VersionId, VersionPlace, damaged};
-use crate::layer::{Aliases, Layer, Mapping, NumberSpan};
 use crate::table::TableIdentity;
 use crate::tree::Tree;
+use crate::tree::layer::{Aliases, Layer, Mapping, NumberSpan};
 
 /// The layers of a version or job of this identity, which share the cache of `tree`.
 ///

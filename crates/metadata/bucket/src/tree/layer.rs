@@ -1,8 +1,8 @@
 //! Rows of a version below those of a job that was begun on it, with their numbers translated.
 //!
 //! Each version numbers the inodes that it made. A job that has several versions below it has one
-//! numbering for all of them ([`NumberSpan`]): the numbers that a version gave keep their order, and
-//! are moved to where they collide with no others. What a layer reads it translates on the way.
+//! numbering for all of them ([`NumberSpan`]): the numbers that a version gave keep their order,
+//! and are moved to where they collide with no others. What a layer reads it translates on the way.
 //!
 //! Directories that unrelated versions made under one path are one directory. Their numbers are
 //! *aliases* of one of them ([`Aliases`]).
@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tree::{Merged, SourceRow, Tree};
 
-/// Tables with the rows of a tree, which are seen through a layer. Rows of other tables are those of
-/// the process that wrote them.
+/// Tables with the rows of a tree, which are seen through a layer. Rows of other tables are those
+/// of the process that wrote them.
 pub const TREE_TABLES: [Table; 7] = [
     Table::Entry,
     Table::DirStat,
@@ -334,7 +334,18 @@ impl Layer {
     }
 
     fn named(&self, why: EngineError) -> EngineError {
-        super::version::named(&self.name, why)
+        named(&self.name, why)
+    }
+}
+
+/// An error of reading a version, with its name.
+pub fn named(name: &str, why: EngineError) -> EngineError {
+    match why {
+        EngineError::Io(why) => {
+            EngineError::Io(format!("version {name}: a table is missing or cannot be read: {why}"))
+        }
+        EngineError::Corrupt(why) => EngineError::Corrupt(format!("version {name}: {why}")),
+        other => other,
     }
 }
 

@@ -1,0 +1,70 @@
+//! The rows of a job that a directory is of.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kestrel_bucket::version::JobRegistry;
+use kestrel_bucket::{BucketEngine, BucketOptions};
+use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use kestrel_types::key::{Key, KeyRef, Table};
+
+use super::Resources;
+use crate::descriptor::Descriptor;
+use crate::error::VolumeError;
+use crate::storage::Storage;
+
+/// The record by which a job says that it is being published: nobody writes any more.
+const SEALED: &[u8] = b"sealed";
+
+/// Opens the rows of the job that a directory is of.
+///
+/// # Errors
+/// If the job is not there any more, another process has it open, or its rows are damaged.
+pub(super) fn open_rows(
+    dir: &Path,
+    descriptor: &Descriptor,
+    job: u32,
+    resources: &Resources,
+    before_sync: BeforeSync,
+) -> Result<Arc<dyn Engine>, VolumeError> {
+    let failed = |why: EngineError| VolumeError::engine_at(dir, why);
+    let versions = Storage::versions_of(dir, descriptor, &resources.store)?;
+    let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
+    let Some(record) = jobs.find(job).map_err(failed)? else {
+        return Err(VolumeError::Invalid(format!(
+            "{}: job {job} is published or aborted; mount its version instead",
+            dir.display()
+        )));
+    };
+    let options = BucketOptions {
+        memory_bytes: resources.metadata_bytes,
+        take_over: resources.take_over,
+        upload_every: Some(resources.job_upload_every),
+    };
+    let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
+    if is_sealed(&opened).map_err(failed)? {
+        return Err(VolumeError::Invalid(format!(
+            "{}: job {job} is being published, and nothing is changed any more; finish it with \
+             `kestrel job publish`",
+            dir.display()
+        )));
+    }
+    Ok(Arc::new(opened))
+}
+
+/// Whether a job is being published.
+pub(crate) fn is_sealed(rows: &BucketEngine) -> Result<bool, EngineError> {
+    let mut sealed = false;
+    let key = KeyRef::new(Table::System, 0, SEALED);
+    rows.get_many(&[key], &mut |_, row| sealed |= row.value.is_some())?;
+    Ok(sealed)
+}
+
+/// Ends all changes of a job: a process that opens it later finds that it is sealed, and one that
+/// had it open has been superseded.
+pub(crate) fn seal(rows: &BucketEngine) -> Result<(), EngineError> {
+    let key = Key::new(Table::System, 0, SEALED);
+    let sealed = Mutation { key, value: Some(Box::default()) };
+    rows.commit(BatchKind::Freeing, vec![sealed])?;
+    rows.settle()
+}
