@@ -46,10 +46,11 @@ use std::sync::Arc;
 
 use kestrel_engine::EngineError;
 
-use crate::health::Health;
+use crate::health::{self, Health};
 use crate::table::TableIdentity;
 use crate::tree::Tree;
 use crate::tree::layer::named;
+use kestrel_blockstore::named::NamedStore;
 
 /// The name of the object by which the writer of a version says that it is still there, below that
 /// of the version.
@@ -74,6 +75,17 @@ fn tree_of(
         tree.change(|view| view.layers = layers);
     }
     Ok(tree)
+}
+
+/// The error of a call to the store.
+fn failed(store: &dyn NamedStore, why: &kestrel_blockstore::error::Error) -> EngineError {
+    let text = || format!("{}: {why}", store.shown());
+    match health::failed(store, why) {
+        EngineError::NoSpace => EngineError::Io(format!("{}: the store is full", store.shown())),
+        EngineError::Corrupt(_) => EngineError::Corrupt(text()),
+        EngineError::Refused(_) => EngineError::Refused(text()),
+        _ => EngineError::Io(text()),
+    }
 }
 
 /// An object of a version is damaged.

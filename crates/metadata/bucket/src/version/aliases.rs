@@ -4,8 +4,7 @@
 use kestrel_blockstore::named::NamedObject;
 use kestrel_engine::EngineError;
 
-use super::registry::failed;
-use super::{VersionId, VersionPlace, damaged};
+use super::{VersionId, VersionPlace, damaged, failed};
 use crate::health::read_checked;
 use crate::tree::layer::Aliases;
 

@@ -16,9 +16,8 @@ use kestrel_types::ids::JOBS_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{JobBase, VersionInput};
-use super::registry::failed;
 use super::stack::layers_of;
-use super::{VersionId, VersionPlace, check_name, damaged};
+use super::{VersionId, VersionPlace, check_name, damaged, failed};
 use crate::health::read_checked;
 use crate::recover::{self, Below};
 use crate::tree::Merged;

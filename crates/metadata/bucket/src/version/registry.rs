@@ -13,9 +13,11 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
-use super::{JobBase, JobRegistry, VersionId, VersionManifest, WRITER, check_name, cleaned_up};
+use super::{
+    JobBase, JobRegistry, VersionId, VersionManifest, WRITER, check_name, cleaned_up, failed,
+};
 use crate::Uuid;
-use crate::health::{self, read_checked};
+use crate::health::read_checked;
 use crate::table::TABLES;
 
 /// Where the names are.
@@ -27,20 +29,6 @@ const DATA: &str = "data/";
 #[derive(Clone)]
 pub struct VersionPlace {
     store: Arc<dyn NamedStore>,
-}
-
-/// The error of a call to the store.
-pub(super) fn failed(
-    store: &dyn NamedStore,
-    why: &kestrel_blockstore::error::Error,
-) -> EngineError {
-    let text = || format!("{}: {why}", store.shown());
-    match health::failed(store, why) {
-        EngineError::NoSpace => EngineError::Io(format!("{}: the store is full", store.shown())),
-        EngineError::Corrupt(_) => EngineError::Corrupt(text()),
-        EngineError::Refused(_) => EngineError::Refused(text()),
-        _ => EngineError::Io(text()),
-    }
 }
 
 impl VersionPlace {

@@ -8,8 +8,8 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::key::KeyRef;
 
-use super::registry::{VersionPlace, failed};
-use super::{NODE, VersionId, WRITER, cleaned_up, damaged};
+use super::registry::VersionPlace;
+use super::{NODE, VersionId, WRITER, cleaned_up, damaged, failed};
 use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 
 /// Bytes of rows in memory from which on they become a run, with what each takes beside.
