@@ -206,9 +206,13 @@ impl VersionRegistry {
     /// newer says so by having the identity in it.
     fn names_it(&self, name: &str, id: &VersionId) -> Result<bool, EngineError> {
         let found = self.place.store.read(&object_of(name)).map_err(|why| self.failed(&why))?;
+        let Some(found) = found else { return Ok(false) };
+        if let Ok(manifest) = VersionManifest::decode(name, &found.bytes) {
+            // Identities of its inputs are in it, too.
+            return Ok(manifest.id_bytes() == *id);
+        }
         let id = to_hex(id);
-        let has = |bytes: &[u8]| bytes.windows(id.len()).any(|part| part == id.as_bytes());
-        Ok(found.is_some_and(|found| has(&found.bytes)))
+        Ok(found.bytes.windows(id.len()).any(|part| part == id.as_bytes()))
     }
 
     /// Identities of all versions that have a name.
