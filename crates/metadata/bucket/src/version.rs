@@ -12,7 +12,9 @@
 //! | `registry` | [`VersionRegistry`]: names, made by conditional put |
 //! | `engine` | [`VersionEngine`]: the rows of a version, as an engine |
 //! | `reader` | [`VersionReader`]: the same rows as they are stored |
+//! | `compact` | [`Compaction`]: the same rows as another version, of one run |
 
+mod compact;
 mod engine;
 mod manifest;
 mod reader;
@@ -21,12 +23,16 @@ mod registry;
 mod tests;
 mod writer;
 
+pub use compact::{
+    Compaction, CompactionEnd, CompactionOrder, CompactionPlan, CompactionWorker, PARTITIONS_MAX,
+    WorkEnd, remove_old_plans,
+};
 pub use engine::VersionEngine;
 pub use manifest::{
     INPUTS_MAX, NAME_BYTES_MAX, VersionFigures, VersionId, VersionInput, VersionManifest,
     VersionSource, check_name,
 };
-pub use reader::{VersionReader, VersionRows};
+pub use reader::{StoredRows, VersionReader, VersionRows, VersionSink};
 pub use registry::{VersionPlace, VersionRegistry};
 pub use writer::VersionWriter;
 

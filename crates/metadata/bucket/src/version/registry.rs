@@ -22,6 +22,8 @@ use crate::table::TABLES;
 const NAMES: &str = "name/";
 /// Where the tables are.
 const DATA: &str = "data/";
+/// Where the plans of compactions are.
+pub(super) const PLANS: &str = "compaction/";
 
 /// The place of a volume's versions in its store.
 #[derive(Clone)]
@@ -295,8 +297,10 @@ impl VersionRegistry {
             }
             store.remove(&object).map_err(|why| self.failed(&why))?;
         }
-        for (object, _) in store.list(DATA).map_err(|why| self.failed(&why))? {
-            store.remove(&object).map_err(|why| self.failed(&why))?;
+        for below in [PLANS, DATA] {
+            for (object, _) in store.list(below).map_err(|why| self.failed(&why))? {
+                store.remove(&object).map_err(|why| self.failed(&why))?;
+            }
         }
         Ok(())
     }

@@ -113,7 +113,7 @@ impl VersionWriter {
         Ok(())
     }
 
-    fn end_run(&mut self) -> Result<(), EngineError> {
+    pub(super) fn end_run(&mut self) -> Result<(), EngineError> {
         if self.rows.is_empty() {
             return Ok(());
         }
