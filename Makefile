@@ -4,7 +4,7 @@
 .PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
 	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs bench-compression \
-	bench-datasets lint fmt audit clean
+	bench-compact bench-datasets lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs on versions (JOBS=--full: 1 M files): target/bench/jobs.json, jobs.svg"
+	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
@@ -120,6 +121,13 @@ bench-sql: build
 # JOBS=--full has a million files.
 bench-jobs: build
 	bench/jobs.py $(JOBS)
+
+# COMPACT=--full has three million files in the bucket.
+bench-compact:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	cargo build --release --locked -p kestrel-bucket --example compact_bench
+	bench/compact.py $(COMPACT)
 
 bench-cluster: build
 	cargo build --release --locked -p kestrel-rpc --examples

@@ -216,6 +216,7 @@ suites+=(
     "jobs-s3 900 env JOBS_BUCKET=1 DAGS=$(size 1 10) tests/jobs/jobs.sh"
     "sql 300 tests/versions/sql.sh"
     "sql-s3 300 env VERSIONS_BUCKET=1 QUERIES=600 tests/versions/sql.sh"
+    "versions-compact 900 env ROUNDS=$(size 3 12) BIG=$(size 0 3000000) tests/versions/compact.sh"
     "versions-served 300 $serve tests/versions/publish.sh"
     "versions-nodes 600 $nodes tests/versions/publish.sh"
     "bucket-semantics 600 $bucket tests/posix/semantics.sh"
@@ -240,7 +241,7 @@ at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-c
 at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-semantics)
 at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
 at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
-at_night+=(versions-served versions-nodes sql-s3 jobs-s3)
+at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

@@ -27,9 +27,14 @@ impl Progress {
         Self { begun: now, last: now, terminal: std::io::stderr().is_terminal(), shown: false }
     }
 
+    /// Whether a tick would be shown now.
+    pub fn is_due(&self) -> bool {
+        self.terminal && self.last.elapsed() >= STEP && self.begun.elapsed() >= QUIET
+    }
+
     /// `count` of `what` are done.
     pub fn tick(&mut self, what: &str, count: u64) {
-        if !self.terminal || self.last.elapsed() < STEP || self.begun.elapsed() < QUIET {
+        if !self.is_due() {
             return;
         }
         self.last = Instant::now();

@@ -34,8 +34,9 @@ mod url;
 pub use self::publish::{Publication, PublishError, publish};
 pub use self::url::VersionUrl;
 pub use kestrel_bucket::version::{
-    VersionFigures, VersionId, VersionInput, VersionManifest, VersionRegistry, VersionSource,
-    VersionWriter, check_name,
+    Compaction, CompactionEnd, CompactionOrder, CompactionWorker, PARTITIONS_MAX, VersionFigures,
+    VersionId, VersionInput, VersionManifest, VersionRegistry, VersionSource, VersionWriter,
+    WorkEnd, check_name, remove_old_plans,
 };
 
 /// How a process names itself to a server that it asks what the volume is.

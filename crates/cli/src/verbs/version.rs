@@ -10,8 +10,10 @@ use kestrel_daemon::snapshots::versions::describe;
 use kestrel_daemon::units::{bytes, duration_arg};
 use serde_json::{Value, json};
 
+mod compact;
 mod lineage;
 
+use self::compact::CompactArgs;
 use super::snapshot::KeyArgs;
 use super::snapshot::place::Place;
 use super::{print_json, volume_of};
@@ -19,7 +21,7 @@ use super::{print_json, volume_of};
 /// The verb in messages.
 const VERB: &str = "version";
 
-/// List, rename and delete published versions (`kestrel publish`).
+/// List, compact, rename and delete published versions (`kestrel publish`).
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
@@ -27,6 +29,7 @@ const VERB: &str = "version";
   kestrel version list 's3://bucket/photos?region=eu-1' imagenet
   kestrel version info kestrel://meta1/photos imagenet@v3
   kestrel version lineage /data/vol imagenet@v4
+  kestrel version compact /data/vol//imagenet@v4 --into imagenet@v4c
   kestrel version delete /data/vol imagenet@v1
 
 A volume is a path in a mount, its directory, s3://… or kestrel://…. list, info and lineage read the
@@ -42,6 +45,7 @@ enum Action {
     List(ListArgs),
     Info(InfoArgs),
     Lineage(LineageArgs),
+    Compact(CompactArgs),
     Rename(RenameArgs),
     Delete(DeleteArgs),
     Clean(CleanArgs),
@@ -120,7 +124,7 @@ struct DeleteArgs {
     store: KeyArgs,
 }
 
-/// Remove what publications and deletions left that were cut short.
+/// Remove what publications, compactions and deletions left that were cut short.
 #[derive(Debug, Args)]
 struct CleanArgs {
     /// The volume
@@ -173,6 +177,7 @@ pub fn run(args: &VersionArgs) -> Result<ExitStatus, Failure> {
             }
         }
         Action::Lineage(args) => return lineage(args),
+        Action::Compact(args) => return compact::run(args),
         Action::Rename(args) => {
             check_name(&args.to).map_err(|why| Failure::usage(format!("{VERB}: {why}")))?;
             let question = json!({ "act": "version-rename", "name": args.name, "to": args.to });
@@ -265,6 +270,7 @@ fn print_info(one: &VersionManifest) {
     println!("  directories  {}", one.figures.directories);
     println!("  bytes        {}", bytes(one.figures.bytes));
     println!("  tables       {} of {}", one.tables(), bytes(one.table_bytes()));
+    println!("  runs         {}", one.runs.len());
     for input in one.inputs() {
         println!("  input        {}", input.name);
     }

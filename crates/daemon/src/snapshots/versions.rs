@@ -3,6 +3,7 @@
 //! | act | further fields | answer |
 //! | --- | --- | --- |
 //! | `version-publish` | directory, `snapshot` or `null`, `name`, `inputs`: names | the version |
+//! | `version-hold` | `version`: name, `id`: of one that is made from it | `{"user": number}` |
 //! | `version-clone` | directory, `volume`: identity, `version`: name, `name` | `{"dir": number}` |
 //! | `version-rename` | `name`, `to` | `null` |
 //! | `version-delete` | `name` | `null` |
@@ -27,7 +28,7 @@ use kestrel_client::job::remove_objects;
 use kestrel_client::storage::Storage;
 use kestrel_client::version::{
     Publication, PublishError, VersionFigures, VersionId, VersionInput, VersionManifest,
-    VersionRegistry, VersionSource, VersionWriter, check_name, publish,
+    VersionRegistry, VersionSource, VersionWriter, check_name, publish, remove_old_plans,
 };
 use kestrel_engine::EngineError;
 use kestrel_types::clock::{Clock, SystemClock};
@@ -65,6 +66,7 @@ pub fn answer(
     let registry = || storage.versions().map_err(|why| why.to_string());
     match question["act"].as_str().unwrap_or_default() {
         "version-publish" => make(calls, storage, question, tell),
+        "version-hold" => hold_for(calls, storage, question),
         "version-clone" => clone_version(calls, &registry()?, question),
         "version-rename" => {
             let (registry, to) = (registry()?, text(question, "to")?);
@@ -92,7 +94,10 @@ pub fn answer(
                 crash::point("version.removed");
                 match found.changes() {
                     Some(changes) => {
-                        remove_objects_of(storage, &HashSet::from([changes.base.job]))?;
+                        let live = registry.live_jobs().map_err(|why| why.to_string())?;
+                        if !live.contains(&changes.base.job) {
+                            remove_objects_of(storage, &HashSet::from([changes.base.job]))?;
+                        }
                     }
                     None => {
                         let root = SnapshotCalls::as_root(calls.fs());
@@ -130,6 +135,7 @@ pub fn describe(version: &VersionManifest) -> Value {
         "bytes": bytes,
         "tables": version.tables(),
         "table_bytes": version.table_bytes(),
+        "runs": version.runs.len(),
         "rows": version.rows,
         "job": version.changes().map(|changes| changes.base.job),
         "below": version.changes().map(|changes| {
@@ -309,19 +315,55 @@ fn make(
     }
 }
 
+/// Holds the snapshot of a version for another one with the same data, which is to be made. The
+/// object of that one's writer is there from then on.
+fn hold_for(
+    calls: &SnapshotCalls<'_>,
+    storage: &Storage,
+    question: &Value,
+) -> Result<Value, String> {
+    let registry = storage.versions_to_publish().map_err(|why| why.to_string())?;
+    let found = own_version(calls, &registry, &text(question, "version")?)?;
+    let id = from_hex(&text(question, "id")?).and_then(|id| VersionId::try_from(id).ok());
+    let id = id.ok_or("the question has no identity")?;
+    // First, as for a version that is published.
+    VersionWriter::begin(registry.place(), id).map_err(|why| why.to_string())?;
+    let held = snapshot_of(calls, &found.source).and_then(|snapshot| {
+        let snapshot = snapshot.ok_or_else(|| {
+            format!("the snapshot that keeps the data of {} is gone; publish anew", found.name)
+        })?;
+        let held = calls.hold(snapshot.dir, snapshot.name, tag_of(&id)?, true);
+        crash::point("compact.held");
+        held.and_then(|()| calls.fs().upload()).map_err(|why| told(&why))
+    });
+    match held {
+        Ok(()) => Ok(json!({ "user": calls.creds().uid })),
+        Err(why) => {
+            // Its tag, if it was made after all, is left over, for `kestrel version clean`.
+            let _ = registry.remove_data(&id);
+            Err(why)
+        }
+    }
+}
+
+/// The snapshot that keeps the data of a version. It may have another name by now.
+fn snapshot_of(
+    calls: &SnapshotCalls<'_>,
+    source: &VersionSource,
+) -> Result<Option<SnapshotInfo>, String> {
+    // That of a directory that was removed is known to the volume alone.
+    let found = calls.list(Some(source.snapshot_dir), false);
+    let found = found.or_else(|_| calls.list(None, false)).map_err(|why| told(&why))?;
+    Ok(found.into_iter().find(|one| one.id == source.snapshot))
+}
+
 /// Takes a version's tag off its snapshot, and removes the snapshot if it was made for the version.
 fn release(
     calls: &SnapshotCalls<'_>,
     source: &VersionSource,
     id: &VersionId,
 ) -> Result<(), String> {
-    // It may have another name by now.
-    // That of a directory that was removed is known to the volume alone.
-    let found = calls.list(Some(source.snapshot_dir), false);
-    let found = found.or_else(|_| calls.list(None, false)).map_err(|why| told(&why))?;
-    let Some(snapshot) = found.into_iter().find(|one| one.id == source.snapshot) else {
-        return Ok(());
-    };
+    let Some(snapshot) = snapshot_of(calls, source)? else { return Ok(()) };
     release_snapshot(calls, &snapshot, tag_of(id)?, source.owned)
 }
 
@@ -383,7 +425,7 @@ fn clean_objects(registry: &VersionRegistry, storage: &Storage) -> Result<u64, S
     if jobs.is_empty() { Ok(0) } else { remove_objects_of(storage, &jobs) }
 }
 
-/// Removes what publications and deletions that were cut short have left.
+/// Removes what publications, compactions and deletions that were cut short have left.
 fn clean(
     calls: &SnapshotCalls<'_>,
     registry: &VersionRegistry,
@@ -400,6 +442,7 @@ fn clean(
         registry.remove_data(&id).map_err(failed)?;
         removed += 1;
     }
+    remove_old_plans(registry).map_err(failed)?;
     let there = registry.data_ids().map_err(failed)?;
     let mut released = 0;
     let before = SystemClock.now().saturating_sub(nanos(older));

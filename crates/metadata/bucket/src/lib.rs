@@ -47,6 +47,7 @@
 //! | `recover` | opening: the claim, and the log that no table has |
 //! | `sender` | committed batches become log objects, in order |
 //! | `tree` | memtables and tables, as readers see them |
+//! | `merge` | rows of several runs in order, without copies |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
 //! | [`log_dir`], `local`, `local_sync` | batches that are durable here before they are uploaded |
@@ -67,6 +68,7 @@ mod local_sync;
 mod log;
 pub mod log_dir;
 mod manifest;
+mod merge;
 mod process;
 mod recover;
 mod sender;

@@ -168,6 +168,28 @@ impl TableWriter {
         }
     }
 
+    /// Adds all rows of a block of another table as they are stored there.
+    pub fn add_block(&mut self, block: &Block, stored: &[u8]) {
+        let (Some(first), Some(last)) = (block.key(0), block.key(block.rows().wrapping_sub(1)))
+        else {
+            return;
+        };
+        self.end_block();
+        if self.hashes.is_empty() {
+            self.first = first.to_vec();
+        }
+        self.hashes.extend(block.keys().map(xxh3_64));
+        self.last.clear();
+        self.last.extend_from_slice(last);
+        let (offset, body) = (self.out.len() as u64, stored.len().saturating_sub(4));
+        // The checksum has the identity of the table and the place in it.
+        let sum = self.identity.checksum(offset, &[&stored[..body]]);
+        self.out.extend_from_slice(&stored[..body]);
+        self.out.extend_from_slice(&sum.to_le_bytes());
+        let bytes = (self.out.len() as u64 - offset) as u32;
+        self.index.push(IndexEntry { first: first.to_vec(), offset, bytes });
+    }
+
     /// Bytes so far.
     pub fn bytes(&self) -> usize {
         self.out.len() + self.block.len()
@@ -309,8 +331,16 @@ impl TableHead {
         Ok(Self { identity, index: entries, bloom: bloom.collect() })
     }
 
+    /// The same without the bloom filter, which is most of it: for a process that reads ranges.
+    pub fn into_index(self) -> Self {
+        Self { bloom: Box::default(), ..self }
+    }
+
     /// Whether the table may have a row of this key.
     pub fn may_have(&self, key: &[u8]) -> bool {
+        if self.bloom.is_empty() {
+            return true;
+        }
         let mut bits = bloom_bits(xxh3_64(key), self.bloom.len());
         bits.all(|bit| self.bloom[(bit / 64) as usize] & (1 << (bit % 64)) != 0)
     }
@@ -323,6 +353,11 @@ impl TableHead {
     /// Number of blocks.
     pub fn blocks(&self) -> usize {
         self.index.len()
+    }
+
+    /// The blocks in order: their first keys and their lengths.
+    pub fn index(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        self.index.iter().map(|entry| (entry.first.as_slice(), entry.bytes.into()))
     }
 
     /// Where a block is: offset and length.
@@ -367,11 +402,13 @@ impl TableHead {
 pub type TableRow<'a> = (&'a [u8], Option<&'a [u8]>);
 
 /// Rows of a block.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Block {
     raw: Vec<u8>,
     /// Where the offsets begin.
     offsets: usize,
+    /// Rows of it are stored as deleted.
+    has_deleted: bool,
 }
 
 impl Block {
@@ -380,22 +417,39 @@ impl Block {
         let (body, count) = raw.split_last_chunk::<4>()?;
         let count = u32::from_le_bytes(*count) as usize;
         let offsets = body.len().checked_sub(count.checked_mul(4)?)?;
-        let block = Self { raw, offsets };
-        let mut before: Option<&[u8]> = None;
+        let mut block = Self { raw, offsets, has_deleted: false };
+        let (mut before, mut has_deleted) = (None::<&[u8]>, false);
         for row in 0..count {
-            let (key, _) = block.row(row)?;
+            let (key, value) = block.row(row)?;
+            has_deleted |= value.is_none();
             let is_key = (PREFIX_LEN..=PREFIX_LEN + SUFFIX_MAX).contains(&key.len());
             if !is_key || before.is_some_and(|before| before >= key) {
                 return None;
             }
             before = Some(key);
         }
+        block.has_deleted = has_deleted;
         Some(block)
     }
 
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        (self.raw.len() - self.offsets) / 4 - 1
+        ((self.raw.len() - self.offsets) / 4).saturating_sub(1)
+    }
+
+    /// Whether rows of it are stored as deleted.
+    pub fn has_deleted(&self) -> bool {
+        self.has_deleted
+    }
+
+    /// The keys in order.
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.rows()).filter_map(|row| self.key(row))
+    }
+
+    /// The key of a row, if there are so many.
+    pub fn key(&self, row: usize) -> Option<&[u8]> {
+        self.row(row).map(|(key, _)| key)
     }
 
     /// A row, if there are so many.

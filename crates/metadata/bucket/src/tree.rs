@@ -11,7 +11,8 @@
 
 pub mod layer;
 
-use std::ops::{Bound, Deref};
+use std::collections::HashMap;
+use std::ops::{Bound, Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -196,6 +197,8 @@ pub struct Tree {
     /// Number of the tree among those that share the cache.
     number: u32,
     cache: Arc<Cache<CacheKey, Kept, Weight>>,
+    /// Indexes of tables of which ranges are merged.
+    indexes: Mutex<HashMap<u64, Arc<TableHead>>>,
     /// Names of objects to be removed.
     removed: Arc<Mutex<Vec<String>>>,
 }
@@ -217,6 +220,7 @@ impl Tree {
             view: RwLock::default(),
             number: 0,
             cache: Arc::new(Cache::with_weighter(items, cache_bytes, Weight)),
+            indexes: Mutex::default(),
             removed: Arc::default(),
         }
     }
@@ -238,6 +242,7 @@ impl Tree {
             view: RwLock::default(),
             number,
             cache: self.cache.clone(),
+            indexes: Mutex::default(),
             removed: Arc::default(),
         }
     }
@@ -307,16 +312,31 @@ impl Tree {
         }
     }
 
+    fn read_head(&self, table: &Table) -> Result<TableHead, EngineError> {
+        let at = table.record.head;
+        let len = table.record.bytes.saturating_sub(at);
+        self.read(table, (at, len), |bytes| TableHead::decode(table.identity, at, bytes))
+    }
+
+    /// The index of a table, which this tree keeps for as long as it is there.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn index(&self, table: &Table) -> Result<Arc<TableHead>, EngineError> {
+        if let Some(index) = self.indexes.lock().get(&table.record.id) {
+            return Ok(index.clone());
+        }
+        let index = Arc::new(self.read_head(table)?.into_index());
+        self.indexes.lock().insert(table.record.id, index.clone());
+        Ok(index)
+    }
+
     fn head(&self, table: &Table) -> Result<Arc<TableHead>, EngineError> {
         let key = (self.number, table.record.id, HEAD);
         if let Some(Kept::Head(head)) = self.cache.get(&key) {
             return Ok(head);
         }
-        let at = table.record.head;
-        let len = table.record.bytes.saturating_sub(at);
-        let head =
-            self.read(table, (at, len), |bytes| TableHead::decode(table.identity, at, bytes))?;
-        let head = Arc::new(head);
+        let head = Arc::new(self.read_head(table)?);
         self.cache.insert(key, Kept::Head(head.clone()));
         Ok(head)
     }
@@ -339,7 +359,10 @@ impl Tree {
     }
 
     /// A block on the way through a table: the blocks behind it come with the same request.
-    fn block_ahead(
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn block_ahead(
         &self,
         table: &Table,
         head: &TableHead,
@@ -348,6 +371,7 @@ impl Tree {
         to: &[u8],
     ) -> Result<Arc<Block>, EngineError> {
         let key = (self.number, table.record.id, number as u64);
+        ahead.last = None;
         if let Some(Kept::Block(block)) = self.cache.get(&key) {
             return Ok(block);
         }
@@ -355,20 +379,21 @@ impl Tree {
             return self.block(table, head, number);
         };
         if !ahead.has(table, offset, len) {
-            let last = head.block_of(to).unwrap_or(0).min(number + ahead.blocks - 1);
+            let last = head.block_of(to).unwrap_or(0).min(number.saturating_add(ahead.blocks - 1));
             let ends = (number + 1..=last).filter_map(|block| head.place(block));
             let ends = ends.map(|(offset, len)| offset + len);
-            let end = ends.take_while(|end| end - offset <= AHEAD_BYTES_MAX).last();
+            let end = ends.take_while(|end| end - offset <= ahead.bytes_max).last();
             let wanted = end.unwrap_or(offset + len) - offset;
             ahead.bytes = self.fetch(table, (offset, wanted), false)?;
             (ahead.table, ahead.offset) = (table.record.id, offset);
-            ahead.blocks = (ahead.blocks * 2).min(AHEAD_BLOCKS_MAX);
+            ahead.blocks = ahead.blocks.saturating_mul(2).min(ahead.blocks_max);
         }
         let at = (offset - ahead.offset) as usize;
         let bytes = ahead.bytes.get(at..at + len as usize).unwrap_or_default();
         match head.decode_block(number, bytes) {
             Ok(block) => {
                 let block = Arc::new(block);
+                ahead.last = Some(at..at + len as usize);
                 if ahead.keep {
                     self.cache.insert(key, Kept::Block(block.clone()));
                 }
@@ -482,22 +507,38 @@ impl Tree {
 pub type SourceRow = (Bytes, Option<Bytes>);
 
 /// Bytes of blocks that a way through a table has fetched.
-struct ReadAhead {
+pub struct ReadAhead {
     /// The table, and where its bytes begin.
     table: u64,
     offset: u64,
     bytes: bytes::Bytes,
-    /// Blocks of the next request.
+    /// Blocks of the next request, and most blocks and bytes of one.
     blocks: usize,
+    blocks_max: usize,
+    bytes_max: u64,
     /// Blocks go into the cache.
     keep: bool,
+    /// Where the block is that was last asked for, if it was right.
+    last: Option<Range<usize>>,
 }
 
 impl ReadAhead {
     fn new(keep: bool) -> Self {
         // A merge reads all; another reader may end soon.
         let blocks = if keep { AHEAD_BLOCKS_MIN } else { AHEAD_BLOCKS_MAX };
-        Self { table: 0, offset: 0, bytes: bytes::Bytes::new(), blocks, keep }
+        let (blocks_max, bytes_max) = (AHEAD_BLOCKS_MAX, AHEAD_BYTES_MAX);
+        let bytes = bytes::Bytes::new();
+        Self { table: 0, offset: 0, bytes, blocks, blocks_max, bytes_max, keep, last: None }
+    }
+
+    /// The block that was last asked for, as it is stored, if its bytes are here.
+    pub fn stored(&self) -> Option<&[u8]> {
+        self.bytes.get(self.last.clone()?)
+    }
+
+    /// That of a merge that reads a whole range, with at most so many bytes a request.
+    pub fn whole(bytes_max: u64) -> Self {
+        Self { blocks: usize::MAX, blocks_max: usize::MAX, bytes_max, ..Self::new(false) }
     }
 
     fn has(&self, table: &Table, offset: u64, len: u64) -> bool {

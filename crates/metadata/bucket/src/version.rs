@@ -13,15 +13,19 @@
 //! | `job` | [`JobRegistry`]: namespaces that are being made on versions |
 //! | `merge` | [`merge()`]: one tree of several versions |
 //! | `aliases` | directories that the inputs of a job have in common |
+//! | `place` | [`VersionPlace`]: where their objects are |
 //! | `registry` | [`VersionRegistry`]: names, made by conditional put |
 //! | `engine` | [`VersionEngine`]: the rows of a version, as an engine |
 //! | `reader` | [`VersionReader`]: the same rows as they are stored |
+//! | `compact` | [`Compaction`]: the same rows as another version, of one run |
 
 mod aliases;
+mod compact;
 mod engine;
 mod job;
 mod manifest;
 mod merge;
+mod place;
 mod reader;
 mod registry;
 mod stack;
@@ -31,6 +35,10 @@ mod writer;
 
 pub use crate::tree::layer::NumberSpan;
 pub use aliases::write_aliases;
+pub use compact::{
+    Compaction, CompactionEnd, CompactionOrder, CompactionPlan, CompactionWorker, PARTITIONS_MAX,
+    WorkEnd, remove_old_plans,
+};
 pub use engine::VersionEngine;
 pub use job::{JobRecord, JobRegistry};
 pub use manifest::{
@@ -38,8 +46,9 @@ pub use manifest::{
     VersionInput, VersionManifest, VersionSource, check_name,
 };
 pub use merge::{Conflict, MergedInputs, merge};
-pub use reader::{VersionReader, VersionRows};
-pub use registry::{VersionPlace, VersionRegistry};
+pub use place::VersionPlace;
+pub use reader::{StoredRows, VersionReader, VersionRows, VersionSink};
+pub use registry::VersionRegistry;
 pub use writer::VersionWriter;
 
 use std::sync::Arc;

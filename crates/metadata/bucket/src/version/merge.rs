@@ -138,8 +138,8 @@ fn stacked(place: &VersionPlace, inputs: &[VersionManifest]) -> Result<JobBase, 
     layers.reverse();
     if layers.len() > LAYERS_MAX {
         return Err(refused(format!(
-            "inputs: they have {} versions in all, and a job has at most {LAYERS_MAX}; make one of \
-             several with `kestrel version compact`",
+            "inputs: they have {} versions in all, and a job has at most {LAYERS_MAX}; copy what is \
+             needed in a job without inputs",
             layers.len()
         )));
     }

@@ -5,58 +5,25 @@
 //! name is taken, and nothing of a version is seen before it.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_blockstore::named::{NamedStore, encrypted_volume};
+use kestrel_blockstore::named::encrypted_volume;
 use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
+use super::place::DATA;
 use super::{
-    JobBase, JobRegistry, VersionId, VersionManifest, WRITER, check_name, cleaned_up, failed,
+    JobBase, JobRegistry, VersionId, VersionManifest, VersionPlace, WRITER, check_name, cleaned_up,
+    failed,
 };
 use crate::Uuid;
 use crate::health::read_checked;
-use crate::table::TABLES;
 
 /// Where the names are.
 const NAMES: &str = "name/";
-/// Where the tables are.
-const DATA: &str = "data/";
-
-/// The place of a volume's versions in its store.
-#[derive(Clone)]
-pub struct VersionPlace {
-    store: Arc<dyn NamedStore>,
-}
-
-impl VersionPlace {
-    /// The place in this store, which has nothing else.
-    pub fn new(store: Arc<dyn NamedStore>) -> Self {
-        Self { store }
-    }
-
-    /// The store.
-    pub fn store(&self) -> &Arc<dyn NamedStore> {
-        &self.store
-    }
-
-    /// What the names of a version's tables begin with, before their numbers as hexadecimal digits.
-    pub fn tables_of(id: &VersionId) -> String {
-        Self::part_of(id, TABLES)
-    }
-
-    /// What all objects of a version but its name begin with.
-    pub(super) fn prefix_of(id: &VersionId) -> String {
-        format!("{DATA}{}/", to_hex(id))
-    }
-
-    /// The name of an object of a version.
-    pub(super) fn part_of(id: &VersionId, part: &str) -> String {
-        format!("{}{part}", Self::prefix_of(id))
-    }
-}
+/// Where the plans of compactions are.
+pub(super) const PLANS: &str = "compaction/";
 
 /// The names of a volume's versions.
 pub struct VersionRegistry {
@@ -86,7 +53,7 @@ impl VersionRegistry {
     }
 
     fn failed(&self, why: &kestrel_blockstore::error::Error) -> EngineError {
-        failed(&*self.place.store, why)
+        failed(&**self.place.store(), why)
     }
 
     /// The version of a name, if there is one.
@@ -99,7 +66,7 @@ impl VersionRegistry {
         let decode = |found: &kestrel_blockstore::named::NamedObject| {
             VersionManifest::decode(name, &found.bytes)
         };
-        let found = read_checked(&*self.place.store, &object_of(name), decode)?;
+        let found = read_checked(&**self.place.store(), &object_of(name), decode)?;
         let Some((manifest, _)) = found else { return Ok(None) };
         manifest.check_volume(&self.volume)?;
         Ok(Some(manifest))
@@ -110,7 +77,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>, EngineError> {
-        let found = self.place.store.list(NAMES).map_err(|why| self.failed(&why))?;
+        let found = self.place.store().list(NAMES).map_err(|why| self.failed(&why))?;
         let name_of = |(object, _): (String, u64)| {
             let name = String::from_utf8(from_hex(object.strip_prefix(NAMES)?)?).ok()?;
             (check_name(&name).is_ok() && name.starts_with(prefix)).then_some(name)
@@ -127,7 +94,7 @@ impl VersionRegistry {
     pub fn publish(&self, manifest: &VersionManifest) -> Result<bool, EngineError> {
         check_name(&manifest.name).map_err(EngineError::Refused)?;
         let object = object_of(&manifest.name);
-        let store = &self.place.store;
+        let store = self.place.store();
         if !store.create(&object, manifest.encode().into()).map_err(|why| self.failed(&why))? {
             return Ok(false);
         }
@@ -152,7 +119,7 @@ impl VersionRegistry {
         }
         let mut renamed = manifest.clone();
         renamed.name = to.into();
-        let store = &self.place.store;
+        let store = self.place.store();
         let made = store.create(&object_of(to), renamed.encode().into());
         if !made.map_err(|why| self.failed(&why))? {
             return Ok(false);
@@ -169,7 +136,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's; the name may be gone then.
     pub fn remove(&self, manifest: &VersionManifest) -> Result<bool, EngineError> {
-        let store = &self.place.store;
+        let store = self.place.store();
         let id = manifest.id_bytes();
         let mut has_other = self.is_needed_by_job(&id)?;
         for name in self.names("")?.iter().filter(|name| **name != manifest.name) {
@@ -188,13 +155,13 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_damaged(&self, name: &str) -> Result<(), EngineError> {
-        self.place.store.remove(&object_of(name)).map_err(|why| self.failed(&why))
+        self.place.store().remove(&object_of(name)).map_err(|why| self.failed(&why))
     }
 
     /// Whether the version of a name is that of this identity, or cannot be read without it. One
     /// that is damaged or newer says so by having the identity in it.
     fn needs_it(&self, name: &str, id: &VersionId) -> Result<bool, EngineError> {
-        let found = self.place.store.read(&object_of(name)).map_err(|why| self.failed(&why))?;
+        let found = self.place.store().read(&object_of(name)).map_err(|why| self.failed(&why))?;
         let Some(found) = found else { return Ok(false) };
         let id = to_hex(id);
         Ok(match VersionManifest::decode(name, &found.bytes) {
@@ -279,7 +246,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's, and those of manifests that cannot be read.
     pub fn leftovers(&self, age: Duration) -> Result<Vec<VersionId>, EngineError> {
-        let store = &self.place.store;
+        let store = self.place.store();
         let parts = self.data()?;
         // After the listing: what has got a name meanwhile is not left over.
         let named = self.ids()?;
@@ -314,7 +281,7 @@ impl VersionRegistry {
             Some((VersionId::try_from(from_hex(id)?).ok()?, part == WRITER))
         };
         let mut parts = BTreeMap::new();
-        for (object, _) in self.place.store.list(DATA).map_err(|why| self.failed(&why))? {
+        for (object, _) in self.place.store().list(DATA).map_err(|why| self.failed(&why))? {
             if let Some((id, is_writer)) = id_of(&object) {
                 *parts.entry(id).or_default() |= is_writer;
             }
@@ -328,7 +295,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_all(&self) -> Result<(), EngineError> {
-        let store = &self.place.store;
+        let store = self.place.store();
         for name in self.names("")? {
             let object = object_of(&name);
             let stored = store.read(&object).map_err(|why| self.failed(&why))?;
@@ -344,8 +311,10 @@ impl VersionRegistry {
         }
         let jobs = JobRegistry::new(self.place.clone(), self.volume);
         jobs.remove_all()?;
-        for (object, _) in store.list(DATA).map_err(|why| self.failed(&why))? {
-            store.remove(&object).map_err(|why| self.failed(&why))?;
+        for below in [PLANS, DATA] {
+            for (object, _) in store.list(below).map_err(|why| self.failed(&why))? {
+                store.remove(&object).map_err(|why| self.failed(&why))?;
+            }
         }
         Ok(())
     }
@@ -355,7 +324,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_tables(&self, id: &VersionId) -> Result<(), EngineError> {
-        let store = &self.place.store;
+        let store = self.place.store();
         let writer = VersionPlace::part_of(id, WRITER);
         store.remove(&writer).map_err(|why| self.failed(&why))?;
         let found = store.list(&VersionPlace::tables_of(id)).map_err(|why| self.failed(&why))?;
@@ -369,7 +338,7 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_data(&self, id: &VersionId) -> Result<usize, EngineError> {
-        let store = &self.place.store;
+        let store = self.place.store();
         // The writer's object first: a writer that is still there finds out.
         let writer = VersionPlace::part_of(id, WRITER);
         store.remove(&writer).map_err(|why| self.failed(&why))?;

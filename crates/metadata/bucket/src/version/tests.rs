@@ -201,6 +201,20 @@ fn removal_after_a_rename_cut_short() {
     assert!(world.store.list("data/").unwrap().is_empty());
 }
 
+/// A version that others were made from goes with its tables.
+#[test]
+fn removal_of_an_input() {
+    let world = World::new();
+    let first = world.publish("a", [1; 16]);
+    let input = VersionInput { id: first.id.clone(), name: first.name.clone() };
+    let second = world.write("b", [2; 16], &BTreeMap::from([(1, vec![1])]));
+    let second = second.with_inputs(vec![input]).unwrap();
+    assert!(world.registry.publish(&second).unwrap());
+    assert!(world.registry.remove(&first).unwrap());
+    let left = world.store.list("data/").unwrap();
+    assert!(left.iter().all(|(name, _)| name.contains(&"02".repeat(16))), "{left:?}");
+}
+
 /// Tables without a name are left over; a writer that was taken for gone publishes nothing.
 #[test]
 fn leftovers_and_late_writers() {

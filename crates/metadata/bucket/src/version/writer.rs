@@ -8,8 +8,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::key::KeyRef;
 
-use super::registry::VersionPlace;
-use super::{NODE, VersionId, WRITER, cleaned_up, damaged, failed};
+use super::{NODE, VersionId, VersionPlace, WRITER, cleaned_up, damaged, failed};
 use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 
 /// Bytes of rows in memory from which on they become a run, with what each takes beside.
@@ -121,7 +120,7 @@ impl VersionWriter {
         Ok(())
     }
 
-    fn end_run(&mut self) -> Result<(), EngineError> {
+    pub(super) fn end_run(&mut self) -> Result<(), EngineError> {
         if self.rows.is_empty() {
             return Ok(());
         }
