@@ -120,7 +120,7 @@ impl Follower {
         memory_bytes: u64,
     ) -> Result<Self, EngineError> {
         let log = url.clone().within(LOOK_DEADLINE).open(false)?;
-        Self::open_on((log, url.open(false)?), uuid, node, memory_bytes)
+        Self::open_on((log, url.open_rows(&uuid, node)?), uuid, node, memory_bytes)
     }
 
     pub(crate) fn open_on(
