@@ -14,11 +14,18 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Uuid;
 use crate::holder::HOLDER;
-use crate::recover::prefix_of;
 use crate::table::TABLES;
 
 /// What a URL of a directory begins with.
 const FILE_SCHEME: &str = "file://";
+
+/// Below this are the rows of all nodes.
+pub const ROOT: &str = "meta/";
+
+/// What names of objects of a node begin with.
+pub fn prefix_of(node: u32) -> String {
+    format!("{ROOT}{node}/")
+}
 
 /// Something that the tables of a node are read and written through, as they are stored: it gets
 /// the store below it, and which objects are tables.
@@ -164,7 +171,8 @@ impl BucketUrl {
     fn live_tables(&self, uuid: &Uuid, node: u32) -> LiveTables {
         let place = match &self.place {
             Place::Bucket(options) => {
-                format!("{} {}", options.url(), options.endpoint().unwrap_or_default())
+                let endpoint = options.endpoint().unwrap_or_default();
+                format!("{endpoint} {} {}", options.bucket(), options.prefix())
             }
             Place::Directory(path) => path.to_string_lossy().into_owned(),
         };
@@ -223,21 +231,20 @@ mod tests {
         assert!(!BucketUrl::is_one("postgres://x") && BucketUrl::is_one("s3://b/p"));
     }
 
-    /// Tables of other volumes, nodes and places have other owners, whatever credentials or
-    /// deadline the URL has.
+    /// Tables of other volumes, nodes and places have other owners, whatever else the URL says.
     #[test]
     fn owners_of_tables() {
         let tables = |url: &str, uuid: u8, node: u32| {
             BucketUrl::parse(url).expect("a URL").live_tables(&[uuid; 16], node)
         };
-        let these = tables("s3://b/p?endpoint=http://one:1", 1, 2);
+        let these = tables("s3://bucket/p?endpoint=http://one:1", 1, 2);
         assert_eq!(these.prefix, "meta/2/table/");
-        assert_eq!(these, tables("s3://b/p?endpoint=http://one:1&deadline=5s", 1, 2));
+        assert_eq!(these, tables("s3://bucket/p?endpoint=http://one:1&region=elsewhere", 1, 2));
         for other in [
-            tables("s3://b/p?endpoint=http://one:1", 2, 2),
-            tables("s3://b/p?endpoint=http://one:1", 1, 3),
-            tables("s3://b/q?endpoint=http://one:1", 1, 2),
-            tables("s3://b/p?endpoint=http://two:1", 1, 2),
+            tables("s3://bucket/p?endpoint=http://one:1", 2, 2),
+            tables("s3://bucket/p?endpoint=http://one:1", 1, 3),
+            tables("s3://bucket/q?endpoint=http://one:1", 1, 2),
+            tables("s3://bucket/p?endpoint=http://two:1", 1, 2),
             tables("file:///b/p", 1, 2),
         ] {
             assert_ne!(these.owner, other.owner, "{other:?}");
