@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A volume with its metadata in a bucket: creates and stats at a distance, requests for them, and
-how long it takes to open after kill -9; creates and small files with a log directory, and without.
+how long it takes to open after kill -9; creates and small files with a log directory, and without;
+a first find after a start, with tables in a disk cache and without.
 
 versitygw behind kestrel-s3proxy, which adds latency and counts requests. Data lies on the local
 disk, so that all requests are metadata's. Limits beside: one PUT at a time of the same store
@@ -9,6 +10,7 @@ disk, so that all requests are metadata's. Limits beside: one PUT at a time of t
     bench/bucket.py             writes target/bench/bucket.json, bucket.svg
     bench/bucket.py --full      a million files for the recovery
     bench/bucket.py --behind    only what a log directory changes
+    bench/bucket.py --finds     only the first find after a start
 """
 
 import json
@@ -249,6 +251,40 @@ def recovery(store, options, scratch):
                  seconds <= RECOVERY_MAX)
 
 
+def finds(store, options, scratch):
+    """The first find after a start, at 20 ms: its time, and its requests."""
+    files = 1_000_000 if options.full else 100_000
+    volume, mnt = f"{scratch}/found", f"{scratch}/found.mnt"
+    store.latency(0)
+    run(KESTREL, "format", volume, "--metadata", store.url("found"))
+    mount(volume, mnt)
+    make_directories(mnt)
+    make(mnt, "file", files, 64)
+    umount(mnt)
+    rows = []
+    for cache in ((), ("--cache-dir", f"{scratch}/found.cache")):
+        # The first turn fills the cache.
+        turns = []
+        for _ in range(options.rounds + 1):
+            store.latency(20)
+            mount(volume, mnt, *cache)
+            store.counts()
+            begun = time.perf_counter()
+            run("find", mnt, "-size", "+1")
+            seconds = time.perf_counter() - begun
+            turns.append((seconds, store.counts()["requests"].get("get", 0)))
+            store.latency(0)
+            umount(mnt)
+        for what, some in (("first start", turns[:1]), ("later starts", turns[1:])):
+            seconds, gets = (statistics.median(turn[i] for turn in some) for i in (0, 1))
+            at = f"20 ms, {'with' if cache else 'without'} --cache-dir, {what}"
+            rows.append({"what": "find", "at": at, "in_flight": 1, "files": files,
+                         "seconds": seconds, "per_second": files / seconds, "gets": gets,
+                         "is_ours": True})
+            print(f"find of {files} files at {at}: {seconds:.2f} s, {gets:.0f} GETs")
+    return rows
+
+
 def plot(path, rows):
     lines = [
         (f"{row['what']}, {row['at']}, {row['in_flight']} in flight", row["per_second"],
@@ -262,6 +298,7 @@ def plot(path, rows):
 def main():
     options = options_of(__doc__, "bucket", 3)
     options.add_argument("--behind", action="store_true", help="only with a log directory, and not")
+    options.add_argument("--finds", action="store_true", help="only the first find after a start")
     options = options.parse_args()
     with scratch_for(f"{options.out}.json") as scratch:
         store = Store(scratch)
@@ -269,8 +306,11 @@ def main():
             if options.behind:
                 rows = behind(store, options, scratch)
                 return conclude(options.out, rows, [], plot)
+            if options.finds:
+                return conclude(options.out, finds(store, options, scratch), [], plot)
             rows, judged = creates(store, options, scratch)
             rows += behind(store, options, scratch)
+            rows += finds(store, options, scratch)
             row, bar = recovery(store, options, scratch)
             conclude(options.out, [*rows, row], [*judged, bar], plot)
         finally:

@@ -57,14 +57,25 @@ echo "-- what the bucket has"
 "$KESTREL" key create "$WORK/key" >/dev/null
 refuses "format --encrypt without a key" "key" without format "$url" --encrypt
 check "format" on a format "$url" --encrypt
-check "mount" on a mount "$url" "$mnt"
+check "mount" on a mount "$url" "$mnt" --metadata-memory 16M --cache-dir "$WORK/cache"
 tree "$mnt/apple" apple
+# A memtable and more.
+mkdir "$mnt/apples"
+python3 -c '
+import os, sys
+for number in range(60):
+    path = f"{sys.argv[1]}/apple-{number}"
+    open(path, "x").close()
+    os.setxattr(path, "user.apple", b"apple" + os.urandom(60000))' "$mnt/apples"
 check "a snapshot" on a snapshot create "$mnt/apple" monday
 right=$(sums "$mnt/apple")
 check "publish" on a publish "$mnt/apple" first@1
 check "publish a snapshot" on a publish "$mnt/apple@monday" second@1
 check "what is written is in the bucket" sync -f "$mnt"
 check "no name, attribute or byte can be read" hidden apple
+check "there are tables" test -n "$(find "$bucket/meta/0/table" -type f)"
+check "nor in the disk cache, which has tables and data" hidden apple "$WORK/cache"
+check "it has both" test "$(find "$WORK/cache" -mindepth 1 -maxdepth 1 -type d | wc -l)" = 2
 kill_pid "$(KESTREL_KEY_FILE=$WORK/key KESTREL_STATE_DIR=$WORK/a volume_pid "$url")"
 umount -l "$mnt"
 

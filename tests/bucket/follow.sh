@@ -74,7 +74,7 @@ check "a follower without a writer" follows "$f1"
 check "of an empty volume" test -z "$(ls -A "$f1")"
 # Small memtables: the log goes into tables again and again.
 check "a writer beside it" on a mount "$url" "$w" --metadata-memory 16M
-check "more followers" follows "$f2" --follow-every 200ms
+check "more followers" follows "$f2" --follow-every 200ms --cache-dir "$WORK/cache"
 check "and one by -o ro" on reader mount "$read_url" "$f3" -o ro
 mkdir "$w/d" && ln -s target "$w/link" && setfattr -n user.a -v b "$w/d" && ln "$w/link" "$w/d/hard"
 head -c 3000000 /dev/urandom >"$w/big"
@@ -167,6 +167,9 @@ echo "-- idle"
 "$KESTREL" umount "$f2"
 "$KESTREL" umount "$f3"
 "$KESTREL" umount "$w"
+# The directories of the volume's objects and of its tables.
+check "a follower with a cache keeps tables there" \
+    test "$(find "$WORK/cache" -mindepth 1 -maxdepth 1 -type d | wc -l)" = 2
 # The follower has heard of the end of the writer, and has opened its tables.
 sleep 2.5
 requests() {

@@ -91,6 +91,54 @@ mount_volume "$volume" "$mnt"
 gets=$(count requests get)
 echo "     $gets GETs to open"
 
+echo "-- tables in a disk cache"
+umount_volume "$mnt"
+cache=$WORK/cache
+with_cache() {
+    mount_volume "$volume" "$mnt" --metadata-memory 16M ${1:+--cache-dir "$1"}
+}
+attributes() {
+    find "$mnt/large" -type f | sort | xargs getfattr -d --absolute-names | sha256sum
+}
+# reads_attributes CACHE: in $gets, how many requests the rows take after a start.
+reads_attributes() {
+    with_cache "$1"
+    reset_counts
+    [ "$(attributes)" = "$sum_large" ] || fail "other attributes with the cache $1"
+    gets=$(count requests get)
+    umount_volume "$mnt"
+}
+with_cache "$cache"
+mkdir "$mnt/large"
+# Some memtables.
+python3 -c '
+import os, sys
+for number in range(150):
+    path = f"{sys.argv[1]}/{number}"
+    open(path, "x").close()
+    os.setxattr(path, "user.large", os.urandom(60000))' "$mnt/large"
+sum_large=$(attributes)
+umount_volume "$mnt"
+reads_attributes "$cache" && made=$gets
+reads_attributes "" && without=$gets
+reads_attributes "$WORK/cache2" && first=$gets
+reads_attributes "$WORK/cache2" && with=$gets
+echo "     $without GETs for the rows; $first with an empty cache, $with after that, $made with a" \
+    "cache that has what was written"
+check "tables are read from the disk that were read before" test "$with" -lt $((without / 10))
+check "and those that were written" test "$made" -lt $((without / 10))
+find "$WORK/cache2" -type f -size +32k -print0 | xargs -0 python3 -c '
+import os, sys
+for path in sys.argv[1:]:
+    with open(path, "r+b") as file:
+        for at in range(20000, os.path.getsize(path), 65536):
+            file.seek(at)
+            file.write(b"harm")'
+reads_attributes "$WORK/cache2"
+check "damage on the disk is read anew ($gets GETs)" test "$gets" -gt "$with"
+rm -rf "$cache"
+mount_volume "$volume" "$mnt"
+
 echo "-- faults"
 mkdir "$mnt/load"
 faults 'lost-answer:kind=put,rate=0.2' 'status:code=500,error=InternalError,rate=0.1' \

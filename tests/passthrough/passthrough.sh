@@ -190,7 +190,33 @@ for step in range(6):
         assert file.read() == content, f"step {step}: there"
     view.close()
     os.close(new)
+
+# Stores through a map here and writes there, which an open finds: both stay, but for the same page.
+PAGE = 4096
+file = os.open(f"{here}/file", os.O_RDWR)
+stores = mmap.mmap(file, 2_000_000, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+content = bytearray(content)
+for step in range(5):
+    stores[step * PAGE + 9] = content[step * PAGE + 9] = step
+    os.pwrite(file, b"beside", (step + 1) * PAGE - 3)
+    content[(step + 1) * PAGE - 3 : (step + 1) * PAGE + 3] = b"beside"
+    if step % 2:
+        # What is written here is in the volume, and not what is stored here.
+        os.utime(f"{here}/file")
+    with open(f"{there}/file", "r+b", buffering=0) as other:
+        other.seek((100 + step) * PAGE + 5)
+        other.write(b"there")
+    content[(100 + step) * PAGE + 5 : (100 + step) * PAGE + 10] = b"there"
+    with open(f"{here}/file", "rb") as new:
+        assert new.read() == content, f"stores, step {step}"
+    assert stores[:] == content[:2_000_000], f"stores, step {step}: map"
+    os.fsync(file)
+    with open(f"{there}/file", "rb") as other:
+        assert other.read() == content, f"stores, step {step}: there"
+stores.close()
 PYTHON
+        # A change of this client's own is no reason to take stores back, either.
+        python3 "$ROOT/tests/passthrough/coherence.py" "$KESTREL" "$here" stores
     )
 }
 [ "${KESTREL_STORE:-}" = s3 ] || [ -n "$SERVING" ] ||

@@ -26,7 +26,7 @@ use crate::fs::Fs;
 use crate::keys;
 use crate::object_ids::ObjectNumbers;
 use crate::state_dir::{StateRecord, credentials_for};
-use crate::storage::{Storage, StoreOptions};
+use crate::storage::{self, Storage, StoreOptions};
 use crate::volume::Resources;
 use crate::volume::assembly::Assembly;
 
@@ -74,6 +74,7 @@ impl FollowedVolume {
         };
         let options = StoreOptions { credentials, ..resources.store.clone() };
         let storage = Storage::open(dir, &descriptor, &options)?;
+        let place = storage::with_cached_tables(*place, &options);
         let opened = Instant::now();
         let follower =
             Follower::open(&place, descriptor.uuid_bytes(), NODE, resources.metadata_bytes)

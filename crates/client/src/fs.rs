@@ -101,10 +101,7 @@ pub use self::repack::{CompactOptions, Compacted};
 pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
 pub use self::tiers::{TierAct, TierOptions, TierReport, TierSum};
-pub use self::whole::{
-    CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade,
-    chunk_sum,
-};
+pub use self::whole::{WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade};
 pub use self::write::WriteAt;
 pub use crate::caller::{Caller, Done};
 pub use crate::file::Outdated;

@@ -18,6 +18,7 @@ use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression, Ke
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_blockstore::store::{BlockStore, TieredDirs, key};
 use kestrel_bucket::version::{VersionId, VersionPlace, VersionRegistry};
+use kestrel_bucket::{BucketUrl, LiveTables};
 use kestrel_cache::{CacheOptions, CachedNamed, CachedStore, NumberedNames, WholeCopies};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Named, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
@@ -270,6 +271,32 @@ fn cache_options(options: &StoreOptions) -> CacheOptions {
     cache
 }
 
+/// Tables with names that begin so, read through the cache directories. Starts threads.
+fn cached_tables(
+    stored: Arc<dyn NamedStore>,
+    owner: [u8; 16],
+    prefix: String,
+    options: &StoreOptions,
+) -> Result<Arc<dyn NamedStore>, String> {
+    let mut cache = cache_options(options);
+    // Beside that of file data, and tables are small.
+    cache.fill_queue_bytes /= TABLES_PART;
+    let cached = CachedNamed::open(stored, owner, NumberedNames { prefix }, cache);
+    cached.map(|cached| Arc::new(cached) as Arc<dyn NamedStore>).map_err(|error| error.to_string())
+}
+
+/// Rows in a bucket, with their tables in the cache directories too, if there are any. What is kept
+/// there is what the bucket has, so tables of an encrypted volume are encrypted there.
+pub(crate) fn with_cached_tables(rows: BucketUrl, options: &StoreOptions) -> BucketUrl {
+    if options.cache_dirs.is_empty() {
+        return rows;
+    }
+    let options = options.clone();
+    rows.tables_through(Arc::new(move |stored, tables: &LiveTables| {
+        cached_tables(stored, tables.owner, tables.prefix.clone(), &options)
+    }))
+}
+
 /// The store at the bottom.
 enum Base {
     Dir(PathBuf),
@@ -462,13 +489,8 @@ impl Storage {
         if options.cache_dirs.is_empty() {
             return Ok(self.versions.decrypted(stored));
         }
-        let names = NumberedNames { prefix: VersionPlace::tables_of(id) };
-        let mut cache = cache_options(options);
-        // Beside that of file data, and tables are small.
-        cache.fill_queue_bytes /= TABLES_PART;
-        let cached = CachedNamed::open(stored, *id, names, cache);
-        let cached = cached.map_err(|error| VolumeError::Io(error.to_string()))?;
-        Ok(self.versions.decrypted(Arc::new(cached)))
+        let cached = cached_tables(stored, *id, VersionPlace::tables_of(id), options);
+        Ok(self.versions.decrypted(cached.map_err(VolumeError::Io)?))
     }
 
     /// The URL of the place of its objects, for another process on this machine.

@@ -690,7 +690,7 @@ impl Fs {
         log::warn!("inode {}: a flush failed: {error}", file.ino);
         // The kernel's pages hold what was not stored: the next open must not trust them.
         self.known.cached_as(file.ino, 0);
-        self.whole.moved(file.ino, None, 0);
+        self.whole.lost(file.ino);
         let mut state = file.lock();
         let Some(flush) = state.flush.take() else { return };
         self.finish_flush(file, state, flush.waiters, Err(error));

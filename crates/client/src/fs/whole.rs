@@ -30,7 +30,7 @@ use kestrel_types::request::{Answer, Op, OpenFlags};
 use super::handles::Progress;
 use super::{Caller, FileHandle, Fs, unexpected, wait};
 
-pub use kestrel_cache::{CHUNK_BYTES, WholeCopies, WholeCopy, WholeId, chunk_sum};
+pub use kestrel_cache::{WholeCopies, WholeCopy, WholeId};
 
 /// Smallest file of which a copy is made, bytes: below, an open costs more than the reads that
 /// follow it.
@@ -101,15 +101,24 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// Notes that a change of ours led from the content `from` (unknown: `None`) to `to`.
+    /// Notes that a change of ours led from the content `from` (unknown: `None`) to `to`. Answers
+    /// may arrive in another order than the changes were made: an older one leads to nothing.
     pub fn moved(&self, ino: InodeId, from: Option<u64>, to: u64) {
         if self.following.load(Ordering::Acquire) == 0 {
             return;
         }
         if let Some(change) = self.followed.lock().get_mut(&ino)
+            && *change != 0
             && from.is_none_or(|from| from == *change)
         {
-            *change = to;
+            *change = to.max(*change);
+        }
+    }
+
+    /// Notes that the copy may have what the volume never gets.
+    pub fn lost(&self, ino: InodeId) {
+        if let Some(change) = self.followed.lock().get_mut(&ino) {
+            *change = 0;
         }
     }
 
@@ -232,9 +241,22 @@ impl Fs {
         self.known.cached_as(ino, 0);
     }
 
-    /// Whether the copy that the kernel reads from is of this content.
+    /// Whether the copy that the kernel reads from is of this content, or of a later one: an answer
+    /// of the node may be older than that to a change of ours.
     pub fn is_whole_of(&self, ino: InodeId, data_change: u64) -> bool {
-        self.whole.followed.lock().get(&ino) == Some(&data_change)
+        self.whole.followed.lock().get(&ino).is_some_and(|followed| *followed >= data_change)
+    }
+
+    /// Goes on when the answer to the commit of a file that is under way has been taken in; at once
+    /// if none is.
+    pub fn when_committed(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
+        if let Some(file) = self.files.get(ino) {
+            let mut state = file.lock();
+            if state.flushing {
+                return state.waiters.push(Box::new(move |_| go_on()));
+            }
+        }
+        go_on();
     }
 
     /// Makes a whole copy of a file unless there is a good one. Takes as long as reading it takes;
@@ -384,5 +406,35 @@ fn run(fs: &Weak<Fs>, todo: &Receiver<Job>) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a copy follows moves on with our own changes, in whatever order their answers arrive,
+    /// and with none that is based on another client's; what is unknown stays so.
+    #[test]
+    fn answers_in_any_order() {
+        let whole = Whole::default();
+        let followed = || whole.followed.lock().get(&7).copied();
+        let follow = |change| {
+            whole.followed.lock().insert(7, change);
+            whole.following.store(1, Ordering::Release);
+        };
+        whole.moved(7, None, 3);
+        assert_eq!(followed(), None);
+        follow(10);
+        whole.moved(7, Some(10), 20);
+        assert_eq!(followed(), Some(20));
+        whole.moved(7, None, 15);
+        assert_eq!(followed(), Some(20), "an older answer");
+        whole.moved(7, Some(25), 30);
+        assert_eq!(followed(), Some(20), "another client's change lies between");
+        whole.moved(7, None, 40);
+        whole.lost(7);
+        whole.moved(7, None, 50);
+        assert_eq!(followed(), Some(0));
     }
 }

@@ -19,7 +19,7 @@ use crate::error::VolumeError;
 use crate::keys;
 use crate::recovery::Recovery;
 use crate::state_dir::credentials_for;
-use crate::storage::StoreOptions;
+use crate::storage::{self, StoreOptions};
 
 /// How often a volume in mode `fsync` syncs on its own (`docs/design/metadata.md`, section 7, item
 /// 3).
@@ -72,6 +72,7 @@ pub(super) fn open(
                 take_over,
                 ..BucketOptions::default()
             };
+            let place = storage::with_cached_tables(*place, &resources.store);
             let Some(log_dir) = log_dir(dir, &uuid, resources).map_err(failed)? else {
                 let engine = BucketEngine::open(&place, uuid, node, options, before_sync);
                 return Ok(Arc::new(engine.map_err(failed)?));

@@ -84,4 +84,4 @@ pub use named::{CachedNamed, NumberedNames};
 pub use options::CacheOptions;
 pub use span::SpanConfig;
 pub use store::{CachedStore, OpenError};
-pub use whole::{CHUNK_BYTES, WholeCopies, WholeCopy, WholeId, WholeWriter, chunk_sum};
+pub use whole::{WholeCopies, WholeCopy, WholeId, WholeWriter};

@@ -1,8 +1,9 @@
 //! Objects with names, read in parts through the cache: tables of rows, which never change.
 //!
 //! **Contract.** Names that the caller gives a number to are those of objects that are written
-//! once. Their ranges are kept on the cache's disks, under these numbers; everything else goes to
-//! the store. What is kept is what the store has, so data encrypted there is encrypted here too.
+//! once. Their ranges are kept on the cache's disks, under these numbers, when they are read and
+//! when they are made; everything else goes to the store. What is kept is what the store has, so
+//! data encrypted there is encrypted here too.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -135,7 +136,14 @@ impl CachedNamed {
 
 impl NamedStore for CachedNamed {
     fn create(&self, name: &str, bytes: Bytes) -> Result<bool> {
-        self.inner.create(name, bytes)
+        let Some(number) = self.names.number_of(name) else {
+            return self.inner.create(name, bytes);
+        };
+        let is_made = self.inner.create(name, bytes.clone())?;
+        if is_made {
+            self.cache.core.write_through(number, &[IoSlice::new(&bytes)]);
+        }
+        Ok(is_made)
     }
 
     fn replace(&self, name: &str, bytes: Bytes, tag: &str) -> Result<Option<ETag>> {
@@ -228,6 +236,26 @@ mod tests {
         let other = opened(&inner, place.path(), 2);
         assert_eq!(other.read_range(table, 5, 10).unwrap(), bytes(100).slice(5..15));
         assert_eq!(reads(), before + 3);
+    }
+
+    /// What is made through the cache is read from the disk, and gone from it when it is removed.
+    #[test]
+    fn objects_made_and_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let inner = Arc::<MemoryNamed>::default();
+        let table = "data/ab/table/0000000000000003";
+        let store = opened(&inner, place.path(), 1);
+        assert!(store.create(table, bytes(200_000)).unwrap());
+        assert!(!store.create(table, bytes(10)).unwrap());
+        assert!(store.cache.flush(Duration::from_secs(30)));
+        let before = inner.calls("read");
+        assert_eq!(
+            store.read_range(table, 99_999, 70_000).unwrap(),
+            bytes(200_000).slice(99_999..169_999)
+        );
+        assert_eq!(inner.calls("read"), before);
+        store.remove(table).unwrap();
+        assert!(store.read_range(table, 5, 10).is_err());
     }
 
     /// Bytes that came damaged are read anew, and no longer cached then.

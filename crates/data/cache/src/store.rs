@@ -307,7 +307,7 @@ impl BlockStore for CachedStore {
 
 impl Core {
     /// Caches an object that the store has just acknowledged, if there is room to wait in.
-    fn write_through(self: &Arc<Self>, id: ObjectId, parts: &[IoSlice<'_>]) {
+    pub(crate) fn write_through(self: &Arc<Self>, id: ObjectId, parts: &[IoSlice<'_>]) {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let Some(disk) = self.disk_for(id).filter(|_| Self::is_cacheable(0, len)) else { return };
         let Some(grant) = disk.waiting.try_acquire(len) else {

@@ -39,9 +39,8 @@ mod writer;
 pub use label::WholeId;
 pub use writer::WholeWriter;
 
-/// Bytes of a chunk, each of which has a checksum in memory while a copy is in use: 4 KiB for 1
-/// GiB.
-pub const CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes read or written at a time.
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// Directory of the whole copies of a volume, within the volume's.
 pub(crate) const DIR: &str = "whole";
@@ -67,17 +66,12 @@ impl FileStamp {
     }
 }
 
-/// A copy that was checked: where it is, and the CRC-32C of each of its chunks.
-struct Checked {
-    stamp: FileStamp,
-    sums: Arc<[u32]>,
-}
-
 /// The whole copies of a volume in the cache directories of a mount. Clones are cheap.
 #[derive(Clone)]
 pub struct WholeCopies {
     core: Arc<Core>,
-    checked: Arc<Mutex<FxHashMap<WholeId, Checked>>>,
+    /// Copies that were checked, and which files they are.
+    checked: Arc<Mutex<FxHashMap<WholeId, FileStamp>>>,
 }
 
 /// A good copy in use by this process, and by no other.
@@ -85,7 +79,6 @@ pub struct WholeCopy {
     id: WholeId,
     /// Open for reading and writing, and locked.
     file: File,
-    sums: Arc<[u32]>,
     disk: Arc<Disk>,
 }
 
@@ -158,11 +151,7 @@ impl WholeCopies {
     /// The copy, if there is one that this process has checked and no other one uses. Never waits:
     /// one that could only be opened by waiting for the disk is none.
     pub fn find(&self, id: &WholeId) -> Option<WholeCopy> {
-        let (stamp, sums) = {
-            let checked = self.checked.lock();
-            let checked_copy = checked.get(id)?;
-            (checked_copy.stamp, Arc::clone(&checked_copy.sums))
-        };
+        let stamp = *self.checked.lock().get(id)?;
         let disk = self.core.disk_for(id.ino)?;
         disk.before(DiskOp::ReadCached).ok()?;
         let file = disk.open_whole_cached(&id.name())?;
@@ -171,7 +160,7 @@ impl WholeCopies {
             return None;
         }
         file.try_lock().ok()?;
-        let copy = WholeCopy { id: *id, file, sums, disk: Arc::clone(disk) };
+        let copy = WholeCopy { id: *id, file, disk: Arc::clone(disk) };
         copy.touch(self.core.now());
         Some(copy)
     }
@@ -180,25 +169,25 @@ impl WholeCopies {
         let disk = self.disk(id.ino)?;
         disk.before(DiskOp::Read)?;
         let Some(file) = disk.open_whole(&id.name())? else { return Ok(None) };
-        Ok(Some(WholeCopy { id: *id, file, sums: Arc::new([]), disk: Arc::clone(disk) }))
+        Ok(Some(WholeCopy { id: *id, file, disk: Arc::clone(disk) }))
     }
 
     /// Reads a copy that this process has not checked yet, and checks it; false: there is none, or
-    /// it was bad and is gone. Takes as long as reading it takes; `go_on` is called between chunks.
+    /// it was bad and is gone. Takes as long as reading it takes; `go_on` is called between pieces.
     ///
     /// # Errors
     /// Those of the disk; `Interrupted` if it was not to go on.
     pub fn check(&self, id: &WholeId, go_on: &dyn Fn() -> bool) -> io::Result<bool> {
         let Some(mut copy) = self.open(id)? else { return Ok(false) };
         let stamp = FileStamp::of(&copy.file)?;
-        if self.checked.lock().get(id).is_some_and(|checked_copy| checked_copy.stamp == stamp) {
+        if self.checked.lock().get(id) == Some(&stamp) {
             return Ok(true);
         }
         // No process changes it meanwhile; a process that changes it has taken its name.
         if copy.file.try_lock_shared().is_err() {
             return Ok(false);
         }
-        let Some(sums) = verify(&mut copy, &self.core.volume, go_on)? else {
+        if !verify(&mut copy, &self.core.volume, go_on)? {
             self.core.stats.corrupt.add(1);
             log::warn!(
                 "inode {}: its whole copy in the cache is damaged or of something else: removed",
@@ -206,12 +195,12 @@ impl WholeCopies {
             );
             copy.take_away()?;
             return Ok(false);
-        };
+        }
         let mut checked = self.checked.lock();
         if checked.len() >= CHECKED_MAX {
             checked.clear();
         }
-        checked.insert(*id, Checked { stamp, sums });
+        checked.insert(*id, stamp);
         Ok(true)
     }
 
@@ -223,41 +212,30 @@ impl WholeCopies {
     }
 }
 
-/// Reads all of a copy; the checksums of its chunks if it is what its label has.
-fn verify(
-    copy: &mut WholeCopy,
-    volume: &VolumeId,
-    go_on: &dyn Fn() -> bool,
-) -> io::Result<Option<Arc<[u32]>>> {
+/// Reads all of a copy: whether it is what its label has.
+fn verify(copy: &mut WholeCopy, volume: &VolumeId, go_on: &dyn Fn() -> bool) -> io::Result<bool> {
     let id = copy.id;
     if copy.file.metadata()?.len() != id.size {
-        return Ok(None);
+        return Ok(false);
     }
-    let mut sums = Vec::with_capacity(id.size.div_ceil(CHUNK_BYTES) as usize);
     let (mut check, mut len) = (0, 0);
-    let mut chunk = Vec::with_capacity(CHUNK_BYTES as usize);
+    let mut piece = Vec::with_capacity(PIECE_BYTES as usize);
     copy.file.rewind()?;
     while len < id.size {
         if !go_on() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         copy.disk.before(DiskOp::Read)?;
-        chunk.clear();
-        (&copy.file).take(CHUNK_BYTES).read_to_end(&mut chunk)?;
-        if chunk.is_empty() {
-            return Ok(None);
+        piece.clear();
+        (&copy.file).take(PIECE_BYTES).read_to_end(&mut piece)?;
+        if piece.is_empty() {
+            return Ok(false);
         }
-        sums.push(chunk_sum(&chunk));
-        check = crc32c::crc32c_append(check, &chunk);
-        len += chunk.len() as u64;
+        check = crc32c::crc32c_append(check, &piece);
+        len += piece.len() as u64;
     }
     let found = sys::attribute::<{ label::LABEL_BYTES }>(&copy.file, label::NAME)?;
-    Ok((len == id.size && found == Some(id.label(volume, check))).then(|| sums.into()))
-}
-
-/// The checksum of a chunk.
-pub fn chunk_sum(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes)
+    Ok(len == id.size && found == Some(id.label(volume, check)))
 }
 
 impl WholeCopy {
@@ -270,12 +248,6 @@ impl WholeCopy {
     /// users.
     pub fn file(&self) -> &File {
         &self.file
-    }
-
-    /// CRC-32C of each [`CHUNK_BYTES`] as they were when it was checked; the last one may be
-    /// shorter.
-    pub fn sums(&self) -> &Arc<[u32]> {
-        &self.sums
     }
 
     /// Notes that it was used, for eviction only; what is lost here costs it its rank.

@@ -41,9 +41,10 @@ use kestrel_types::ids::Position;
 use crate::health::{Health, failed, read_by};
 use crate::log::{Found, LogRecord, RowChanges, name, number_of, read_window};
 use crate::manifest::{MANIFEST, Manifest};
-use crate::recover::{READ_AHEAD, not_there, prefix_of};
+use crate::recover::{READ_AHEAD, not_there};
 use crate::table::TableIdentity;
 use crate::tree::{Run, Tree, View};
+use crate::url::prefix_of;
 use crate::{BucketUrl, Uuid};
 use live_log::LiveLog;
 pub use rows::FollowedRows;
@@ -120,7 +121,7 @@ impl Follower {
         memory_bytes: u64,
     ) -> Result<Self, EngineError> {
         let log = url.clone().within(LOOK_DEADLINE).open(false)?;
-        Self::open_on((log, url.open(false)?), uuid, node, memory_bytes)
+        Self::open_on((log, url.open_rows(&uuid, node)?), uuid, node, memory_bytes)
     }
 
     pub(crate) fn open_on(

@@ -35,6 +35,18 @@ impl Health {
         done
     }
 
+    /// Makes a call that something else may answer in place of the store: it tells nothing of calls
+    /// that wait.
+    pub fn watch_cached<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let now = self.now();
+        let begun = self.since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        let done = call();
+        if done.is_ok() && begun.is_ok() {
+            let _ = self.since.compare_exchange(now, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        done
+    }
+
     /// How long the store has not answered.
     pub fn silence(&self) -> Duration {
         match self.since.load(Ordering::Relaxed) {
@@ -87,5 +99,25 @@ pub fn failed(store: &dyn NamedStore, why: &Error) -> EngineError {
         (ErrorKind::Corrupt, _) => EngineError::Corrupt(text()),
         (_, Error::CodingNamed { .. }) => EngineError::Refused(text()),
         _ => EngineError::Io(text()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a cache answers does not tell that the store does.
+    #[test]
+    fn silence_behind_a_cache() {
+        let health = Health::default();
+        let fails = || Err::<(), _>(Error::Invalid { what: "a failure" });
+        assert!(health.watch_cached(|| Ok(())).is_ok() && health.silence().is_zero());
+        assert!(health.watch(fails).is_err());
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(health.watch_cached(|| Ok(())).is_ok() && !health.silence().is_zero());
+        assert!(health.watch(|| Ok(())).is_ok() && health.silence().is_zero());
+        assert!(health.watch_cached(fails).is_err());
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!health.silence().is_zero());
     }
 }

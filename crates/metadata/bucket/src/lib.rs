@@ -102,7 +102,7 @@ use log_dir::LogDirOptions;
 pub use process::ProcessMark;
 use recover::FoundLog;
 use shared::EngineShared;
-pub use url::BucketUrl;
+pub use url::{BucketUrl, LiveTables, TableLayer};
 
 /// Settings of an engine in a bucket.
 #[derive(Debug, Clone, Copy)]
@@ -193,7 +193,7 @@ impl BucketEngine {
         options: BucketOptions,
         before_sync: BeforeSync,
     ) -> Result<Self, EngineError> {
-        let store = url.open(false)?;
+        let store = url.open_rows(&uuid, node)?;
         recover::open((store, url.deadline()), (uuid, node), options, before_sync)
     }
 
@@ -213,7 +213,7 @@ impl BucketEngine {
         verify: &mut Verify<'_>,
     ) -> Result<Self, EngineError> {
         let found = FoundLog::look(log_dir, (uuid, node), verify)?;
-        let place = (url.open(false)?, url.deadline());
+        let place = (url.open_rows(&uuid, node)?, url.deadline());
         let options = (options, recover::limits_of(options));
         recover::open_logged(place, (uuid, node), options, before_sync, Some(found))
     }

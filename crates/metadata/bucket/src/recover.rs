@@ -40,7 +40,7 @@ use crate::shared::{EngineShared, Parts, Published};
 use crate::table::TableIdentity;
 use crate::tree::layer::Layer;
 use crate::tree::{MemTable, Tree};
-use crate::url::BucketUrl;
+use crate::url::{BucketUrl, ROOT, prefix_of};
 use crate::{BucketEngine, BucketOptions, Threads, Uuid};
 
 /// Log objects that are read at a time.
@@ -60,14 +60,6 @@ const BACKLOG_BYTES_MIN: usize = 64 << 20;
 /// between two looks.
 const HOLDER_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Below this are the rows of all nodes.
-pub const ROOT: &str = "meta/";
-
-/// What names of objects of a node begin with.
-pub fn prefix_of(node: u32) -> String {
-    format!("{ROOT}{node}/")
-}
 
 fn read_manifest(
     store: &dyn NamedStore,

@@ -290,7 +290,7 @@ impl Tree {
         fresh: bool,
     ) -> Result<bytes::Bytes, EngineError> {
         let name = format!("{}{}", self.prefix, table.identity.name());
-        let read = self.health.watch(|| match fresh {
+        let read = self.health.watch_cached(|| match fresh {
             false => self.store.read_range(&name, offset, len),
             true => self.store.read_range_fresh(&name, offset, len),
         });

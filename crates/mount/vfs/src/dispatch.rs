@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use kestrel_client::fs::{
-    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Fs, Listed, NewNode, ReadBytes,
-    Seek, WriteAt,
+    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Fs, Hole, Listed, NewNode,
+    ReadBytes, Seek, WriteAt,
 };
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
@@ -264,7 +264,9 @@ impl FileSystem for Mounted {
                         let what = Fallocate { hole, offset, len: length, keep_size, unprivileged };
                         let done = core.patient(pid, reply, |reply, ()| reply.empty());
                         core.collected(file.ino(), done, move |core, done| {
-                            let change = move |(): &()| VolumeChange::Part { offset, len: length };
+                            // Room alone changes no byte.
+                            let len = if hole == Hole::Allocate { 0 } else { length };
+                            let change = move |(): &()| VolumeChange::Part { offset, len };
                             core.fs.fallocate(
                                 &file,
                                 what,

@@ -6,6 +6,7 @@
 //! | `open_inode` | an open inode: its mode, and its live copy |
 //! | `service` | the thread for long work: bringing copies up to date, ending their use |
 //! | `collect` | bringing stores through writable shared maps of a live copy to the volume |
+//! | `page_sums` | what the volume has of each page: which side has changed it |
 //!
 //! **The mode belongs to the inode** ([`kestrel_fuse::passthrough`] has the kernel's rules). The
 //! first open of an inode that nobody has open decides: a reader of a file of which there is a good
@@ -27,7 +28,12 @@
 //!
 //! **Other clients.** Close-to-open, as ever: an open that finds that the volume's content is not
 //! what the copy followed ([`Fs::is_whole_of`]) waits until the copy has been brought up to date,
-//! in place. Programs that had the file open may see the new content early.
+//! in place. Programs that had the file open may see the new content early. What was stored through
+//! maps here stays, page by page, where the other client has changed nothing.
+//!
+//! **This client's own changes** move what the copy follows when their answers arrive. An open may
+//! be answered by the node with a content of which the answer is still under way, or with an older
+//! one: it waits for commits that are under way, and an older content is none to go back to.
 //!
 //! **Ends.** A map outlives the descriptor and the kernel does not tell, so a copy that nobody has
 //! open stays live until a write lease shows that nobody maps it either; the service looks twice a
@@ -36,6 +42,7 @@
 mod answers;
 mod collect;
 mod open_inode;
+mod page_sums;
 mod service;
 
 use std::os::fd::AsFd;
@@ -236,7 +243,13 @@ impl Passthrough {
             if is_current && !opening.truncated && !needs_handle {
                 return answer(Ok(self.mode(&live, &opening)));
             }
-            return self.service.submit(Job::Open { node, live, opening, answer });
+            let job = Job::Open { node, live, opening, answer };
+            if is_current {
+                return self.service.submit(job);
+            }
+            // A commit of ours may have made this content, and its answer not be here yet.
+            let again = self.clone();
+            return self.fs.when_committed(ino, Box::new(move || again.service.submit(job)));
         }
     }
 
@@ -262,7 +275,7 @@ impl Passthrough {
         self: &Arc<Self>,
         node: Arc<OpenInode>,
         live: Arc<Live>,
-        opening: Opening,
+        mut opening: Opening,
         answer: Answer,
     ) {
         let (passthrough, ino) = (self.clone(), opening.inode.ino);
@@ -270,7 +283,11 @@ impl Passthrough {
             Ok(now) if passthrough.fs.is_whole_of(ino, now.data_change) => {
                 answer(Ok(passthrough.mode(&live, &opening)));
             }
-            _ => passthrough.service.submit(Job::Open { node, live, opening, answer }),
+            Ok(now) => {
+                opening.inode = now;
+                passthrough.service.submit(Job::Open { node, live, opening, answer });
+            }
+            Err(error) => answer(Err(error)),
         };
         self.fs.getattr(Caller::ROOT, ino, Box::new(done));
     }
@@ -362,7 +379,7 @@ impl Passthrough {
         store: impl FnOnce() -> FsResult<u64>,
     ) -> FsResult<u64> {
         let turn = node.turn.lock();
-        let result = live.write(offset, bytes).and_then(|()| store());
+        let result = self.write_beside(&live, offset, bytes).and_then(|()| store());
         drop(turn);
         if result.as_ref() != Ok(&offset) {
             self.service.submit(Job::Change {

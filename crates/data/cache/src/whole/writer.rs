@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kestrel_types::crash;
 
 use super::label::{self, WholeId};
-use super::{CHUNK_BYTES, WholeCopies};
+use super::{PIECE_BYTES, WholeCopies};
 use crate::disk::Disk;
 use crate::faults::DiskOp;
 use crate::sys;
@@ -42,10 +42,10 @@ impl WholeWriter {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.disk.before(DiskOp::Write)?;
-        for chunk in bytes.chunks(CHUNK_BYTES as usize) {
-            sys::write_all_at(&self.file, &[io::IoSlice::new(chunk)], self.len)?;
-            self.check = crc32c::crc32c_append(self.check, chunk);
-            self.len += chunk.len() as u64;
+        for piece in bytes.chunks(PIECE_BYTES as usize) {
+            sys::write_all_at(&self.file, &[io::IoSlice::new(piece)], self.len)?;
+            self.check = crc32c::crc32c_append(self.check, piece);
+            self.len += piece.len() as u64;
         }
         self.disk.note_written(bytes.len() as u64);
         Ok(())

@@ -21,7 +21,7 @@ use super::{VersionId, VersionPlace, check_name, damaged, failed};
 use crate::health::read_checked;
 use crate::recover::{self, Below};
 use crate::tree::Merged;
-use crate::{BucketEngine, BucketOptions, Uuid};
+use crate::{BucketEngine, BucketOptions, Uuid, url};
 
 /// What every record of a job begins with.
 const MAGIC: &str = "kestrelfs-job";
@@ -319,7 +319,7 @@ impl JobRegistry {
     /// The store's.
     pub fn remove_rows(&self, record: &JobRecord) -> Result<(), EngineError> {
         let rows = self.rows_of(record);
-        for (name, _) in rows.list(recover::ROOT).map_err(|why| self.failed(&why))? {
+        for (name, _) in rows.list(url::ROOT).map_err(|why| self.failed(&why))? {
             rows.remove(&name).map_err(|why| self.failed(&why))?;
         }
         Ok(())

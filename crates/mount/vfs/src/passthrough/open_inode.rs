@@ -3,16 +3,21 @@
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
-use kestrel_client::fs::{CHUNK_BYTES, FileHandle, Fs, WholeCopy};
+use kestrel_client::fs::{FileHandle, Fs, WholeCopy};
 use kestrel_fuse::Backing;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
+
+use super::page_sums::{PageSums, page_of};
+
+/// Bytes of the copy read at a time; whole pages.
+pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 
 /// How an inode is open.
 #[derive(Default)]
@@ -77,16 +82,29 @@ pub(crate) struct Live {
     backing: Backing,
     /// Its name was taken: it is different from what it was checked to be, or may be.
     is_private: AtomicBool,
-    /// CRC-32C of each chunk as the volume has it, where that is known.
-    sums: Mutex<Vec<Option<u32>>>,
-    /// For what was stored through maps; there since the first open that may map it writably.
-    pub writer: OnceLock<Arc<FileHandle>>,
+    /// There since the first open that may map it writably.
+    stores: OnceLock<Stores>,
+    /// The newest content of the volume that all of the copy was brought up to in use; 0: none.
+    pub refreshed: AtomicU64,
+}
+
+/// What tells and takes stores through maps.
+pub(crate) struct Stores {
+    /// Brings them to the volume.
+    pub writer: Arc<FileHandle>,
+    /// What the volume has. Changed by the thread that holds the turn.
+    pub pages: Mutex<PageSums>,
 }
 
 impl Live {
     pub fn new(copy: WholeCopy, backing: Backing) -> Self {
-        let sums = Mutex::new(copy.sums().iter().copied().map(Some).collect());
-        Self { copy, backing, is_private: AtomicBool::new(false), sums, writer: OnceLock::new() }
+        Self {
+            copy,
+            backing,
+            is_private: AtomicBool::new(false),
+            stores: OnceLock::new(),
+            refreshed: AtomicU64::new(0),
+        }
     }
 
     pub fn backing_id(&self) -> i32 {
@@ -95,7 +113,28 @@ impl Live {
 
     /// Whether somebody could map it writably.
     pub fn has_writers(&self) -> bool {
-        self.writer.get().is_some()
+        self.stores.get().is_some()
+    }
+
+    /// What tells and takes stores through maps, if there may be any.
+    pub fn stores(&self) -> Option<&Stores> {
+        self.stores.get()
+    }
+
+    /// Expects stores through maps from now on, and brings them to the volume through `writer`.
+    /// Reads all of the copy. The caller holds the turn: so the copy has what the volume has, as
+    /// far as it has followed.
+    pub fn expect_stores(&self, writer: Arc<FileHandle>) -> FsResult<()> {
+        let mut pages = PageSums::default();
+        let len = self.len().map_err(|error| failed("looking at", &error))?;
+        for at in (0..len).step_by(CHUNK_BYTES as usize) {
+            let bytes =
+                self.read(at, CHUNK_BYTES as usize).map_err(|error| failed("reading", &error))?;
+            pages.set(page_of(at), &bytes);
+        }
+        // Only jobs of the one service thread come here.
+        let _ = self.stores.set(Stores { writer, pages: Mutex::new(pages) });
+        Ok(())
     }
 
     /// Whether anybody has it open or mapped.
@@ -139,52 +178,34 @@ impl Live {
     /// Writes bytes. The caller holds the turn.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> FsResult<()> {
         self.make_private()?;
-        self.copy.write(offset, bytes).map_err(|error| failed("writing", &error))?;
-        self.forget_sums(offset, bytes.len() as u64);
-        Ok(())
+        self.copy.write(offset, bytes).map_err(|error| failed("writing", &error))
+    }
+
+    /// Writes what the volume has; zeros as a hole. The caller holds the turn.
+    pub fn put(&self, offset: u64, bytes: &[u8]) -> FsResult<()> {
+        let end = offset + bytes.len() as u64;
+        let has = self.len().map_err(|error| failed("looking at", &error))?;
+        if end <= has && bytes.iter().all(|byte| *byte == 0) {
+            return self.zero(offset..end);
+        }
+        self.write(offset, bytes)
     }
 
     /// Changes its size. The caller holds the turn.
     pub fn resize(&self, size: u64) -> FsResult<()> {
         self.make_private()?;
-        let len = self.len().map_err(|error| failed("looking at", &error))?;
-        self.copy.file().set_len(size).map_err(|error| failed("resizing", &error))?;
-        self.forget_sums(len.min(size), len.abs_diff(size));
-        Ok(())
-    }
-
-    /// The checksum of a chunk as the volume has it, if it is known.
-    pub fn sum(&self, chunk: u64) -> Option<u32> {
-        self.sums.lock().get(usize::try_from(chunk).ok()?).copied().flatten()
-    }
-
-    /// The volume has this chunk.
-    pub fn set_sum(&self, chunk: u64, sum: u32) {
-        if let Some(known) = self.sums.lock().get_mut(chunk as usize) {
-            *known = Some(sum);
-        }
-    }
-
-    /// Chunks that have changed are compared with the volume by their bytes from now on.
-    fn forget_sums(&self, offset: u64, len: u64) {
-        let mut sums = self.sums.lock();
-        let first = ((offset / CHUNK_BYTES) as usize).min(sums.len());
-        let last = (offset.saturating_add(len) / CHUNK_BYTES).min(sums.len() as u64) as usize;
-        let end = (last + 1).min(sums.len());
-        sums[first..end.max(first)].fill(None);
+        self.copy.file().set_len(size).map_err(|error| failed("resizing", &error))
     }
 
     /// Makes a part zeros. The caller holds the turn.
-    pub fn zero(&self, part: Range<u64>) -> FsResult<()> {
+    fn zero(&self, part: Range<u64>) -> FsResult<()> {
         self.make_private()?;
-        self.copy.zero(part.clone()).map_err(|error| failed("zeroing", &error))?;
-        self.forget_sums(part.start, part.end - part.start);
-        Ok(())
+        self.copy.zero(part).map_err(|error| failed("zeroing", &error))
     }
 
     /// Closes the mount's own handle.
     pub fn close(&self, fs: &Arc<Fs>) {
-        if let Some(writer) = self.writer.get() {
+        if let Some(Stores { writer, .. }) = self.stores() {
             let ino = writer.ino();
             let fs_done = move |result: FsResult<()>| {
                 if let Err(error) = result {

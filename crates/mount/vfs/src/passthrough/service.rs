@@ -5,6 +5,7 @@
 //! those behind it.
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -17,7 +18,8 @@ use kestrel_client::fs::{Caller, FileHandle, Fs, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 
-use super::open_inode::{Live, OpenInode, failed};
+use super::open_inode::{Live, OpenInode, Stores, failed};
+use super::page_sums::{PAGE_BYTES, page_of, start_of};
 use super::{Answer, Opening, Passthrough, VolumeChange};
 
 /// Bytes read at a time.
@@ -33,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often what is stored through maps is brought to the volume while nothing else asks for it.
 const COLLECT_EVERY: Duration = Duration::from_secs(30);
 
-/// Before a collection is tried again because of a change under way.
+/// Before a job is tried again because of a change under way.
 const PENDING_PAUSE: Duration = Duration::from_millis(1);
 
 /// What follows a job.
@@ -125,6 +127,12 @@ impl Passthrough {
     fn work(self: &Arc<Self>, job: Job) {
         match job {
             Job::Open { node, live, opening, answer } => {
+                let is_current = self.fs.is_whole_of(node.ino, opening.inode.data_change);
+                if !is_current && node.pending.load(Ordering::SeqCst) > 0 {
+                    // The change may be what this open has found.
+                    std::thread::sleep(PENDING_PAUSE);
+                    return self.service.submit(Job::Open { node, live, opening, answer });
+                }
                 let ready = self.make_ready(&node, &live, &opening);
                 answer(ready.map(|()| self.mode(&live, &opening)));
             }
@@ -159,54 +167,89 @@ impl Passthrough {
         live: &Arc<Live>,
         opening: &Opening,
     ) -> FsResult<()> {
-        if opening.reads && opening.writes && live.writer.get().is_none() {
-            let writer = self.fs.open_unseen(node.ino, true)?;
-            if let Err(second) = live.writer.set(writer) {
-                self.fs.release(second, Box::new(drop));
-            }
-        }
+        let writer = match opening.reads && opening.writes && !live.has_writers() {
+            true => Some(self.fs.open_unseen(node.ino, true)?),
+            false => None,
+        };
         let _turn = node.turn.lock();
-        match opening.truncated || !self.fs.is_whole_of(node.ino, opening.inode.data_change) {
-            true => self.refresh(node.ino, live),
-            false => Ok(()),
+        if let Some(writer) = writer
+            && let Err(error) = live.expect_stores(writer.clone())
+        {
+            self.fs.release(writer, Box::new(drop));
+            return Err(error);
+        }
+        let content = opening.inode.data_change;
+        if opening.truncated && live.refreshed.load(Ordering::Relaxed) < content {
+            // It has replaced all that was stored before.
+            live.stores().iter().for_each(|stores| stores.pages.lock().forget());
+            return self.refresh(node.ino, live);
+        }
+        match self.fs.is_whole_of(node.ino, content) {
+            true => Ok(()),
+            false => self.refresh(node.ino, live),
         }
     }
 
     /// Changes the copy as the volume was changed. The caller holds the turn.
     fn follow(self: &Arc<Self>, ino: InodeId, live: &Live, change: VolumeChange) -> FsResult<()> {
         let size = wait(|done| self.fs.getattr(Caller::ROOT, ino, done))?.size;
-        match change {
-            // Another size: something came after it.
-            VolumeChange::Size(wanted) if wanted == size => live.resize(size),
-            VolumeChange::Part { offset, len } => {
-                let handle = self.fs.open_unseen(ino, false)?;
-                let copied = copy_part(&self.fs, &handle, live, offset, Some(len)).map(drop);
-                self.fs.release(handle, Box::new(drop));
-                let has = live.len().map_err(|error| failed("looking at", &error))?;
-                if has == size { copied } else { copied.and_then(|()| live.resize(size)) }
-            }
-            VolumeChange::Size(_) | VolumeChange::Unknown => self.refresh(ino, live),
+        let part = match change {
+            VolumeChange::Size(wanted) if wanted == size => size..size,
+            // Something came after it, and not before its end.
+            VolumeChange::Size(wanted) => wanted.min(size)..size,
+            VolumeChange::Part { offset, len } => offset..offset.saturating_add(len),
+            VolumeChange::Unknown => return self.refresh(ino, live),
+        };
+        let has = live.len().map_err(|error| failed("looking at", &error))?;
+        // The page that was or is the last one.
+        let edge = has.min(size)..has.min(size) + 1;
+        if part.is_empty() && !live.has_writers() {
+            return live.resize(size);
         }
+        self.through_handle(ino, |handle| {
+            copy_part(&self.fs, handle, live, part)?;
+            if has == size {
+                return Ok(());
+            }
+            live.resize(size)?;
+            let Some(stores) = live.stores() else { return Ok(()) };
+            stores.pages.lock().resize(size);
+            note_part(&self.fs, handle, stores, edge)
+        })
     }
 
-    /// Makes the copy what the volume has. The caller holds the turn.
+    /// Runs `act` with a handle for reading.
+    fn through_handle<T>(
+        self: &Arc<Self>,
+        ino: InodeId,
+        act: impl FnOnce(&Arc<FileHandle>) -> FsResult<T>,
+    ) -> FsResult<T> {
+        let handle = self.fs.open_unseen(ino, false)?;
+        let result = act(&handle);
+        self.fs.release(handle, Box::new(drop));
+        result
+    }
+
+    /// Makes the copy what the volume has; stores stay where the volume has not changed. The caller
+    /// holds the turn.
     fn refresh(self: &Arc<Self>, ino: InodeId, live: &Live) -> FsResult<()> {
         self.counters.refreshed.fetch_add(1, Ordering::Relaxed);
-        let handle = self.fs.open_unseen(ino, false)?;
-        let refreshed = self.refresh_through(&handle, live);
-        self.fs.release(handle, Box::new(drop));
-        refreshed
+        self.through_handle(ino, |handle| self.refresh_through(handle, live))
     }
 
     fn refresh_through(self: &Arc<Self>, handle: &Arc<FileHandle>, live: &Live) -> FsResult<()> {
         let ino = handle.ino();
         for _ in 0..TRIES_MAX {
             let before = wait(|done| self.fs.getattr(Caller::ROOT, ino, done))?;
-            let end = copy_part(&self.fs, handle, live, 0, None)?;
+            let end = match live.stores() {
+                Some(stores) => copy_changes(&self.fs, handle, live, stores)?,
+                None => copy_part(&self.fs, handle, live, 0..u64::MAX)?,
+            };
             live.resize(end)?;
             let after = wait(|done| self.fs.getattr(Caller::ROOT, ino, done))?;
             if (before.data_change, before.size) == (after.data_change, after.size) {
                 self.fs.follow_whole(ino, after.data_change);
+                live.refreshed.store(after.data_change, Ordering::Relaxed);
                 return Ok(());
             }
         }
@@ -260,33 +303,61 @@ impl Passthrough {
     }
 }
 
-/// Copies a part of a file, or all from `offset` on, from the volume to the copy; the byte after
-/// the last one.
-fn copy_part(
-    fs: &Arc<Fs>,
-    handle: &Arc<FileHandle>,
-    live: &Live,
-    mut offset: u64,
-    len: Option<u64>,
-) -> FsResult<u64> {
-    let end = len.map_or(u64::MAX, |len| offset.saturating_add(len));
-    while offset < end {
-        let want = (end - offset).min(PIECE_BYTES as u64) as usize;
-        let bytes = wait(|done| fs.read(handle, offset, want, done))?;
-        if bytes.is_empty() {
-            break;
-        }
-        if bytes.len() > want {
-            return Err(FsError::new(libc::EIO, "a read gave more than was asked for"));
-        }
-        let next = offset + bytes.len() as u64;
-        let has = live.len().map_err(|error| failed("looking at", &error))?;
-        if next <= has && bytes.iter().all(|byte| *byte == 0) {
-            live.zero(offset..next)?;
-        } else {
-            live.write(offset, &bytes)?;
-        }
-        offset = next;
+/// Reads pages of a file up to the one with the byte before `end`, and whether more may follow.
+fn read(fs: &Arc<Fs>, handle: &FileHandle, at: u64, end: u64) -> FsResult<(Vec<u8>, bool)> {
+    let want = end.saturating_sub(at).min(PIECE_BYTES as u64) as usize;
+    let want = want.next_multiple_of(PAGE_BYTES);
+    let bytes = wait(|done| fs.read(handle, at, want, done))?;
+    if bytes.len() > want {
+        return Err(FsError::new(libc::EIO, "a read gave more than was asked for"));
     }
-    Ok(offset)
+    // Fewer bytes: the end of the file.
+    let goes_on = bytes.len() == want && want > 0;
+    Ok((bytes, goes_on))
+}
+
+/// Copies a part of a file from the volume to the copy; the byte after the last one that was read.
+fn copy_part(fs: &Arc<Fs>, handle: &FileHandle, live: &Live, part: Range<u64>) -> FsResult<u64> {
+    let (mut at, mut goes_on) = (start_of(page_of(part.start)), true);
+    while goes_on && at < part.end {
+        let bytes;
+        (bytes, goes_on) = read(fs, handle, at, part.end)?;
+        let end = at + bytes.len() as u64;
+        let (from, to) = (at.max(part.start), end.min(part.end));
+        if from < to {
+            live.put(from, &bytes[(from - at) as usize..(to - at) as usize])?;
+        }
+        if let Some(stores) = live.stores() {
+            stores.pages.lock().set(page_of(at), &bytes);
+        }
+        at = end;
+    }
+    Ok(at)
+}
+
+/// Copies what the volume has changed since the copy followed it, and leaves the rest, with what
+/// was stored there; the byte after the last one of the file.
+fn copy_changes(fs: &Arc<Fs>, handle: &FileHandle, live: &Live, stores: &Stores) -> FsResult<u64> {
+    let (mut at, mut goes_on) = (0, true);
+    while goes_on {
+        let bytes;
+        (bytes, goes_on) = read(fs, handle, at, u64::MAX)?;
+        let changed = stores.pages.lock().differences(page_of(at), &bytes);
+        for run in changed {
+            let from = at + run.start as u64;
+            live.put(from, &bytes[run.clone()])?;
+            stores.pages.lock().set(page_of(from), &bytes[run]);
+        }
+        at += bytes.len() as u64;
+    }
+    stores.pages.lock().resize(at);
+    Ok(at)
+}
+
+/// Notes what the volume has of a part, without changing the copy.
+fn note_part(fs: &Arc<Fs>, handle: &FileHandle, stores: &Stores, part: Range<u64>) -> FsResult<()> {
+    let at = start_of(page_of(part.start));
+    let (bytes, _) = read(fs, handle, at, part.end)?;
+    stores.pages.lock().set(page_of(at), &bytes);
+    Ok(())
 }
