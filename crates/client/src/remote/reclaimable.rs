@@ -27,7 +27,7 @@ use crate::subtree;
 pub struct Reclaimable {
     /// The volume's servers, for the log.
     server: String,
-    /// Identity of the volume, known since the first welcome.
+    /// Identity of the volume, and of its version if one is served, known since the first welcome.
     volume: OnceLock<String>,
     /// The directory that is the root here, known likewise.
     root: OnceLock<InodeId>,
@@ -214,10 +214,14 @@ impl NodeReclaimable {
     fn check_volume(&self, offer: &Offer) -> Result<(), String> {
         let name = self.name();
         let uuid = offer.descriptor(&name).map_err(|why| why.to_string())?.uuid;
-        let mounted = self.reclaimable.volume.get_or_init(|| uuid.clone());
-        if *mounted != uuid {
+        let (what, id) = match &offer.version {
+            Some(version) => ("version", format!("{version} of the volume {uuid}")),
+            None => ("volume", uuid),
+        };
+        let mounted = self.reclaimable.volume.get_or_init(|| id.clone());
+        if *mounted != id {
             return Err(format!(
-                "another volume (uuid {uuid}) is served at {name} now; serve the old one there, or mount again"
+                "another {what} ({id}) is served at {name} now; serve the old one there, or mount again"
             ));
         }
         Ok(())

@@ -30,6 +30,8 @@ pub use reader::{VersionReader, VersionRows};
 pub use registry::{VersionPlace, VersionRegistry};
 pub use writer::VersionWriter;
 
+pub use crate::tree::Loaded;
+
 use std::sync::Arc;
 
 use kestrel_engine::EngineError;

@@ -426,7 +426,7 @@ fn read_at(op: &mut Op) -> (SnapshotId, &mut Op) {
 }
 
 /// Whether an operation changes something, or is of use only for that.
-fn changes(op: &Op) -> bool {
+pub(crate) fn changes(op: &Op) -> bool {
     match op {
         Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write || flags.truncate,
         Op::Release(_) => false,
