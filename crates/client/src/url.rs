@@ -85,6 +85,11 @@ impl RemoteUrl {
         }
     }
 
+    /// Whether it is the URL of a published version, which never changes.
+    pub fn is_version(&self) -> bool {
+        self.name.contains("//")
+    }
+
     /// Whether all servers are on this machine, by their addresses.
     pub fn is_loopback(&self) -> bool {
         let is_here = |address: &String| {
@@ -253,6 +258,7 @@ mod tests {
         assert_eq!(RemoteUrl::parse(&url.to_string()).unwrap(), url);
         let version = RemoteUrl::parse("kestrel://a,b/photos//imagenet@v3?tls=on").unwrap();
         assert_eq!(version.name, "photos//imagenet@v3");
+        assert!(version.is_version() && !url.is_version());
         assert_eq!(version.to_string(), "kestrel://a:9440,b:9440/photos//imagenet@v3?tls=on");
     }
 

@@ -58,7 +58,11 @@ impl NodeLink {
 
     /// Where it is reached, for people.
     pub fn address(&self) -> String {
-        self.at.lock().1.clone()
+        match self.node {
+            // The URL may name several places.
+            0 => self.remote.address(),
+            _ => self.at.lock().1.clone(),
+        }
     }
 
     /// Somebody has said that this start of the node is there. If that is news, the connection is

@@ -143,6 +143,8 @@ pub struct NodeReclaimable {
     overdue: AtomicBool,
     /// How often it has let this client in.
     welcomes: AtomicU64,
+    /// That something else is served there has been told.
+    told_other: AtomicBool,
 }
 
 impl NodeReclaimable {
@@ -155,6 +157,7 @@ impl NodeReclaimable {
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
             welcomes: AtomicU64::new(0),
+            told_other: AtomicBool::new(false),
         }
     }
 
@@ -168,6 +171,7 @@ impl NodeReclaimable {
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
             welcomes: AtomicU64::new(0),
+            told_other: AtomicBool::new(false),
         }
     }
 
@@ -220,10 +224,15 @@ impl NodeReclaimable {
         };
         let mounted = self.reclaimable.volume.get_or_init(|| id.clone());
         if *mounted != id {
-            return Err(format!(
+            let why = format!(
                 "another {what} ({id}) is served at {name} now; serve the old one there, or mount again"
-            ));
+            );
+            if !self.told_other.swap(true, Ordering::AcqRel) {
+                log::error!("{why}");
+            }
+            return Err(why);
         }
+        self.told_other.store(false, Ordering::Release);
         Ok(())
     }
 }
