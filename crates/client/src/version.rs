@@ -28,7 +28,7 @@
 //! let fs = opened.fs();
 //!
 //! let place = PathRef::new(ROOT, Name::new(b"labels.txt")?);
-//! let (inode, _) = wait(|done| fs.lookup(Caller::ROOT, place, done))?;
+//! let inode = wait(|done| fs.lookup(Caller::ROOT, place, done))?;
 //! let flags = OpenFlags { read: true, ..OpenFlags::default() };
 //! let file = wait(|done| fs.open(Caller::ROOT, inode.ino, flags, done))?;
 //! let bytes = wait(|done| fs.read(&file.handle, 0, 4096, done))?;
@@ -43,6 +43,7 @@
 //! | --- | --- |
 //! | `url` | `VOLUME//NAME`: a version of a volume |
 //! | `publish` | writing a version of a tree |
+//! | `metadata` | a node that changes nothing |
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +54,6 @@ use kestrel_types::clock::{Clock, SystemClock};
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::Fs;
-use crate::metadata::Embedded;
 use crate::object_ids::ObjectNumbers;
 use crate::remote::{Introduction, RemoteUrl, RemoteVolume, volume_at};
 use crate::state_dir::credentials_for;
@@ -61,9 +61,11 @@ use crate::storage::{Offer, Storage, StoreOptions};
 use crate::volume::assembly::Assembly;
 use crate::volume::{self, Resources};
 
+mod metadata;
 mod publish;
 mod url;
 
+use self::metadata::VersionMetadata;
 pub use self::publish::{Publication, PublishError, publish};
 pub use self::url::VersionUrl;
 pub use kestrel_bucket::version::{
@@ -221,7 +223,7 @@ impl VersionUrl {
         let node = Node::open(engine.clone(), clock.clone(), config)
             .map_err(|why| VolumeError::Io(format!("{self}: {why}")))?;
         let plan = Assembly {
-            metadata: Arc::new(Embedded::new(node)),
+            metadata: Arc::new(VersionMetadata::new(node)),
             numbers: ObjectNumbers::default(),
             clock,
             read_only: true,

@@ -32,7 +32,7 @@ use kestrel_types::wire::{
 use crate::admin::AdminRequester;
 use crate::audit::{self, REFUSALS_MAX};
 use crate::authz::{SessionEffect, session_effect};
-use crate::grant::{Authorized, Grant, UnverifiedInode, changes};
+use crate::grant::{Authorized, Grant, UnverifiedInode};
 use crate::server::{AcceptedPeer, Batch, NO_CURATOR, Outside, Server, Submitted};
 use crate::session::window::{CallDecision, Waiter};
 use crate::session::{Claims, Phase, Session, State};
@@ -418,7 +418,9 @@ impl Connection {
             }
         }
         let authorized = match state.grant.clone() {
-            _ if self.server.shared.config.immutable && changes(&request.op) => Err(NEVER_CHANGES),
+            _ if self.server.shared.config.immutable && request.op.is_change() => {
+                Err(NEVER_CHANGES)
+            }
             None => Ok(Authorized::default()),
             Some(grant) => {
                 let tree = &self.server.backend;
