@@ -212,6 +212,8 @@ suites+=(
     "bucket-follow 300 $storm tests/bucket/follow.sh"
     "versions 300 env ROUNDS=$(size 3 12) tests/versions/publish.sh"
     "versions-s3 600 env VERSIONS_BUCKET=1 ROUNDS=$(size 3 12) tests/versions/publish.sh"
+    "curators 300 tests/versions/curators.sh"
+    "curators-encrypted 300 env KESTREL_ENCRYPT=1 tests/versions/curators.sh"
     "sql 300 tests/versions/sql.sh"
     "sql-s3 300 env VERSIONS_BUCKET=1 QUERIES=600 tests/versions/sql.sh"
     "versions-served 300 $serve tests/versions/publish.sh"
@@ -238,7 +240,7 @@ at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-c
 at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-semantics)
 at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
 at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
-at_night+=(versions-served versions-nodes sql-s3)
+at_night+=(versions-served versions-nodes sql-s3 curators curators-encrypted)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

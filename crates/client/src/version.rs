@@ -11,7 +11,7 @@
 //!
 //! ```no_run
 //! use kestrel_client::fs::{Caller, wait};
-//! use kestrel_client::remote::{DEADLINE_DEFAULT, Introduction};
+//! use kestrel_client::remote::Introduction;
 //! use kestrel_client::version::VersionUrl;
 //! use kestrel_client::volume::Resources;
 //! use kestrel_types::ids::ROOT;
@@ -22,9 +22,7 @@
 //! // Also /data/vol//imagenet@v3 and kestrel://meta1/photos//imagenet@v3.
 //! let text = "s3://bucket/photos//imagenet@v3?region=eu-central-1";
 //! let url = VersionUrl::parse(text)?.ok_or("no version is named")?;
-//! let who = "example".to_string();
-//! let how = Introduction { who, deadline: DEADLINE_DEFAULT, read_only: true };
-//! let opened = url.open(&how, &Resources::default())?;
+//! let opened = url.open(&Introduction::of_reader("example"), &Resources::default())?;
 //! let fs = opened.fs();
 //!
 //! let place = PathRef::new(ROOT, Name::new(b"labels.txt")?);

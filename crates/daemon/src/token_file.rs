@@ -1,8 +1,8 @@
 //! The tokens of a curator's clients: the volume's, as `kestrel token export` prints them. The file
 //! is read again when it changes, so a token that was revoked is of no use here from then on.
 //!
-//! Records only ever allow less (`kestrel_types::token`): what the file does not have any more stays
-//! as it was last.
+//! Records only ever allow less (`kestrel_types::token`): what the file does not have any more
+//! stays as it was last.
 
 use std::fs;
 use std::path::PathBuf;

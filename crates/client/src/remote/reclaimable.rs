@@ -220,12 +220,13 @@ impl NodeReclaimable {
         let uuid = offer.descriptor(&name).map_err(|why| why.to_string())?.uuid;
         let (what, id) = match &offer.version {
             Some(version) => ("version", format!("{version} of the volume {uuid}")),
-            None => ("volume", uuid),
+            None => ("volume", format!("uuid {uuid}")),
         };
         let mounted = self.reclaimable.volume.get_or_init(|| id.clone());
         if *mounted != id {
             let why = format!(
-                "another {what} ({id}) is served at {name} now; serve the old one there, or mount again"
+                "another {what} ({id}) is served at {name} now; serve the old one there, or mount \
+                 again"
             );
             if !self.told_other.swap(true, Ordering::AcqRel) {
                 log::error!("{why}");

@@ -1,4 +1,4 @@
-//! Answers of a curator: what it serves, to whom, and its metrics.
+//! Answers of a curator: what it serves, its clients, and its metrics.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;

@@ -14,7 +14,7 @@ use super::{Server, ServerShared};
 use crate::grant::Grant;
 use crate::session::{Phase, Session, SessionConn, State};
 
-/// A client asks for a version where the volume is served. It reads the version from the store then.
+/// A client asks for a version where the volume is served. It reads the store then.
 pub(crate) const NO_CURATOR: FsError =
     FsError::new(libc::ENOENT, "no published version is served here: this node serves a volume");
 
