@@ -218,6 +218,9 @@ impl Server {
     /// can have been lost by that, but locks, which such clients keep to themselves. There are no
     /// records of such sessions.
     fn resume_anywhere(&self, state: &mut State) {
+        let before = std::mem::replace(&mut state.holder, self.shared.next_holder());
+        self.shared.lock_service.lock().end_session(before);
+        self.shared.objects.lock().end(before);
         self.shared.releases.lock().extend(state.opens.take_all());
         state.window.forget_opens();
         state.begin_reclaim();
