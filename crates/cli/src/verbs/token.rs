@@ -111,8 +111,7 @@ struct ListArgs {
     json: bool,
 }
 
-/// Print what tokens are verified by, and what they allow, for servers of published versions. No
-/// token can be made from it.
+/// Print the records of tokens, for servers of published versions: no token can be made from them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel token export /data/vol >tokens.json
