@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Published versions: how fast a tree is published, what the first look costs from a bucket, and
-stats of names by a mount of a version.
+stats and opens of names by a mount of a version, of a version through a curator, and of the live
+volume through its server.
 
 A volume on the local disk, and one in a bucket: versitygw behind kestrel-s3proxy, which adds 20 ms
 and counts requests. Limits beside: a walk of the same tree with a stat of each name through the
@@ -17,7 +18,7 @@ import statistics
 import time
 
 from bucket import in_threads, mount, umount
-from common import KESTREL, Null, bars, conclude, options_of, run, scratch_for
+from common import KESTREL, Null, bars, conclude, free_ports, options_of, run, scratch_for
 from store import Store
 
 NAMES = 1000
@@ -26,6 +27,8 @@ STATS = 20_000
 # Bars of the issue.
 ENTRIES_MIN, ENTRY_BYTES_MAX, OBJECT_ENTRIES_MIN = 300_000, 60, 50_000
 FIRST_REQUESTS_MAX, FIRST_MS_MAX, NULL_MIN = 5, 200, 0.6
+# A curator is a server like that of the volume, and its clients look up each name of a path.
+CURATOR_MIN = 0.5
 
 
 def make_tree(top, files):
@@ -109,6 +112,53 @@ def stats(volume, scratch, files, rounds, rows, judged):
                    ratio >= NULL_MIN))
 
 
+def opens_per_second(paths):
+    """Opens that read nothing: each asks whichever process has the metadata."""
+    order = paths[:]
+    random.Random(1).shuffle(order)
+    return len(order) / in_threads(
+        len(order), 2, lambda _, number: os.close(os.open(order[number], os.O_RDONLY)))
+
+
+def curated(volume, scratch, files, rounds, rows, judged):
+    """The first stat and the first open of each of many names, by mounts that were just made: of
+    the version from the store, through a curator, and of the live volume through its server."""
+    numbers = random.Random(2).sample(range(files), min(STATS, files))
+    (server_port, curator_port), top = free_ports(2), f"{scratch}/reader"
+    name = os.path.basename(volume)
+    served, version = f"127.0.0.1:{server_port}", f"127.0.0.1:{curator_port}"
+    run(KESTREL, "serve", volume, "--listen", served)
+    run(KESTREL, "serve", f"{volume}//tree@0", "--read-only", "--listen", version)
+    sources = {
+        "version": f"{volume}//tree@0",
+        "curator": f"kestrel://{version}/{name}//tree@0",
+        "live server": f"kestrel://{served}/{name}",
+    }
+    found = {(call, source): [] for call in ("stat", "open") for source in sources}
+    for _ in range(rounds):
+        for source, url in sources.items():
+            mount(url, top)
+            below = f"{top}/tree" if source == "live server" else top
+            paths = [path_of(below, number) for number in numbers]
+            found["stat", source].append(stats_per_second(paths))
+            found["open", source].append(opens_per_second(paths))
+            umount(top)
+    run(KESTREL, "serve", f"{volume}//tree@0", "--stop", "--listen", version)
+    run(KESTREL, "serve", volume, "--stop")
+    medians = {key: statistics.median(rates) for key, rates in found.items()}
+    for (call, source), rate in medians.items():
+        rows.append({"what": f"{call}, {source}, one of three", "per_second": rate,
+                     "is_ours": source == "curator"})
+    for call in ("stat", "open"):
+        for source in ("version", "live server"):
+            ratio = medians[call, "curator"] / medians[call, source]
+            rows.append({"what": f"{call}, curator to {source}", "ratio": ratio})
+            print(f"{call}s through a curator: {ratio:.2f} of those by {source}")
+    ratio = medians["stat", "curator"] / medians["stat", "live server"]
+    judged.append((f"stats through a curator {ratio:.2f} of the live server's (at least "
+                   f"{CURATOR_MIN})", ratio >= CURATOR_MIN))
+
+
 def first_look(store, scratch, files, rows, judged):
     """What the first stat costs from a bucket, by a machine that has nothing of the volume."""
     os.environ["KESTREL_STATE_DIR"] = f"{scratch}/a"
@@ -155,6 +205,7 @@ def main():
         published(volume, files, options.rounds, rows, judged)
         stats(volume, scratch, files, options.rounds, rows, judged)
         umount(f"{volume}.mnt")
+        curated(volume, scratch, files, options.rounds, rows, judged)
         store = Store(scratch)
         try:
             first_look(store, scratch, files, rows, judged)

@@ -214,6 +214,8 @@ suites+=(
     "versions-s3 600 env VERSIONS_BUCKET=1 ROUNDS=$(size 3 12) tests/versions/publish.sh"
     "jobs 600 env DAGS=$(size 2 20) tests/jobs/jobs.sh"
     "jobs-s3 900 env JOBS_BUCKET=1 DAGS=$(size 1 10) tests/jobs/jobs.sh"
+    "curators 300 tests/versions/curators.sh"
+    "curators-encrypted 300 env KESTREL_ENCRYPT=1 tests/versions/curators.sh"
     "sql 300 tests/versions/sql.sh"
     "sql-s3 300 env VERSIONS_BUCKET=1 QUERIES=600 tests/versions/sql.sh"
     "versions-compact 900 env ROUNDS=$(size 3 12) BIG=$(size 0 3000000) tests/versions/compact.sh"
@@ -242,6 +244,7 @@ at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-seman
 at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
 at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3)
+at_night+=(curators curators-encrypted)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

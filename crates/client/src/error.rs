@@ -48,6 +48,8 @@ pub enum VolumeError {
     },
     /// The operating system, the block store or a server refused.
     Io(String),
+    /// The servers that answer serve no volume, or version, of this name.
+    NotServed(String),
     /// The process that has the volume open takes no questions, not yet or not any more: this one
     /// it has not heard.
     Unanswered(String),
@@ -83,6 +85,7 @@ impl fmt::Display for VolumeError {
             VolumeError::Invalid(why)
             | VolumeError::Key(why)
             | VolumeError::Io(why)
+            | VolumeError::NotServed(why)
             | VolumeError::Unanswered(why) => f.write_str(why),
             VolumeError::File { what, path, source } => {
                 write!(f, "cannot {what} {}: {source}", path.display())

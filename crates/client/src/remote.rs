@@ -102,6 +102,13 @@ pub struct Introduction {
     pub read_only: bool,
 }
 
+impl Introduction {
+    /// Of a program of this name that only reads, with the default deadline.
+    pub fn of_reader(name: &str) -> Self {
+        Self { who: name.to_string(), deadline: DEADLINE_DEFAULT, read_only: true }
+    }
+}
+
 /// A volume in use through its server.
 pub struct RemoteVolume {
     /// Where it is served.

@@ -511,6 +511,10 @@ impl Storage {
     /// # Errors
     /// As there, and if the store has no conditional puts.
     pub fn versions_to_publish(&self) -> Result<VersionRegistry, VolumeError> {
+        if let Base::Dir(dir) = &self.base {
+            // Servers of the version write nothing, and tell their clients of the marker.
+            shared::mark(dir)?;
+        }
         Ok(self.versions.registry(self.versions.open_stored(true)?))
     }
 

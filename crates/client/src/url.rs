@@ -1,4 +1,5 @@
 //! `kestrel://host[:port][,host2[:port]…]/NAME[?ca=…&tls=…&cert=…]`: a volume that servers serve.
+//! `NAME` is the volume's, or `VOLUME//VERSION` for a published version that curators serve.
 //!
 //! What follows the question mark says how connections to other machines are encrypted, and by what
 //! the servers are known. None of it is secret.
@@ -7,6 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use kestrel_bucket::version::check_name;
 use kestrel_rpc::tls::{ClientTls, Fingerprint, OwnFiles, TlsError, TlsMode, Trust};
 use kestrel_rpc::token::Token;
 use kestrel_types::security::is_loopback;
@@ -81,6 +83,11 @@ impl RemoteUrl {
             ca: None,
             certificate: None,
         }
+    }
+
+    /// Whether it is the URL of a published version, which never changes.
+    pub fn is_version(&self) -> bool {
+        self.name.contains("//")
     }
 
     /// Whether all servers are on this machine, by their addresses.
@@ -159,10 +166,15 @@ impl RemoteUrl {
             rest.split_once('/').ok_or_else(|| bad("the volume's name is missing"))?;
         let (name, options) =
             name.split_once('?').map_or((name, None), |(name, rest)| (name, Some(rest)));
-        if name.is_empty()
+        let (volume, version) = match name.split_once("//") {
+            Some((volume, version)) => (volume, Some(version)),
+            None => (name, None),
+        };
+        if volume.is_empty()
             || name.len() > 255
-            || name.contains('/')
-            || name.chars().any(char::is_control)
+            || volume.contains('/')
+            || volume.chars().any(char::is_control)
+            || version.is_some_and(|version| check_name(version).is_err())
         {
             return Err(bad(
                 "the volume's name must have 1 to 255 bytes and neither '/' nor control characters",
@@ -244,6 +256,10 @@ mod tests {
         assert_eq!(url.addresses, ["a.example:9440", "10.0.0.2:99", "[::1]:9440", "[fe80::1]:7"]);
         assert_eq!(url.name, "data");
         assert_eq!(RemoteUrl::parse(&url.to_string()).unwrap(), url);
+        let version = RemoteUrl::parse("kestrel://a,b/photos//imagenet@v3?tls=on").unwrap();
+        assert_eq!(version.name, "photos//imagenet@v3");
+        assert!(version.is_version() && !url.is_version());
+        assert_eq!(version.to_string(), "kestrel://a:9440,b:9440/photos//imagenet@v3?tls=on");
     }
 
     #[test]
@@ -274,6 +290,9 @@ mod tests {
             ("kestrel://host", "name is missing"),
             ("kestrel://host/", "1 to 255"),
             ("kestrel://host/a/b", "neither '/'"),
+            ("kestrel://host//b", "1 to 255"),
+            ("kestrel://host/a//", "1 to 255"),
+            ("kestrel://host/a//b/c", "neither '/'"),
             ("kestrel:///a", "host is missing"),
             ("kestrel://a,,b/v", "host is missing"),
             ("kestrel://a:0/v", "port"),

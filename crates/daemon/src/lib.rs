@@ -33,12 +33,14 @@
 //!
 //! | modules | what they do |
 //! | --- | --- |
-//! | [`serve`], [`process`], [`background`] | the life of a process, from start to end |
+//! | [`serve`], [`curator`] | serving a volume, or a published version of one |
+//! | [`process`], [`background`] | the life of a process, from start to end |
 //! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
 //! | [`serving`], [`served_volume`], [`clients`] | what a process consists of |
 //! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
 //! | [`follower_mount`], [`version_mount`] | the same of mounts that only read |
 //! | [`questions`], [`tokens`], [`map`], [`cutting`] | questions of clients, and of a kind |
+//! | [`token_file`] | tokens of a volume in a file, for curators |
 //! | [`progress_stream`] | events of jobs |
 //! | [`ask`] | the asking side |
 //! | [`metrics`], [`http`], [`mount_status`] | metrics, and Prometheus' way to them |
@@ -64,6 +66,7 @@ pub mod balance;
 pub mod clients;
 pub mod collector;
 pub mod control;
+pub mod curator;
 pub mod cutting;
 pub mod endpoints;
 pub mod failover;
@@ -94,6 +97,7 @@ pub mod serving;
 pub mod signals;
 pub mod snapshots;
 pub mod tls;
+pub mod token_file;
 pub mod tokens;
 pub mod units;
 pub mod version_mount;

@@ -182,6 +182,10 @@ impl RemoteMount {
     /// Whether anybody answers: of several nodes one will do, as what was written last is stored
     /// where it belongs or said to be lost.
     fn alive(&self, question: &Value) -> Result<Value, String> {
+        if self.url.is_version() {
+            // Nothing was written.
+            return Ok(Value::Null);
+        }
         let refusal = self.metadata.nodes().iter().find_map(|link| link.remote.refusal());
         let mut silent = refusal.map(|why| format!("{NOT_LET_IN}: {why}"));
         for node in self.metadata.ask_each(question, QUICK) {

@@ -117,6 +117,10 @@ pub struct ServeConfig {
     pub dumps: KeeperOptions,
     /// Collecting leftovers.
     pub leftovers: CollectorOptions,
+    /// Nothing may be changed: for a published version.
+    pub read_only: bool,
+    /// A file with the tokens of clients of a published version.
+    pub tokens: Option<PathBuf>,
     /// The node at home on this machine, if another one is served in its place.
     pub stands_in: Option<HomeNode>,
 }
@@ -222,6 +226,12 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     // The process in the background is told by the one that starts it.
     let find = if config.process.report_readiness { locate } else { locate_anew };
     let volume = find("serve", config.volume()?, config.store.credentials.as_deref())?;
+    if config.read_only || config.tokens.is_some() {
+        return Err(Failure::usage(
+            "serve: --read-only, --tokens: for a published version: VOLUME//NAME; a volume is \
+             served for changes, and a client mounts it with --read-only",
+        ));
+    }
     let descriptor = Descriptor::read(&volume).map_err(fail)?;
     if descriptor.cluster.is_some() && Descriptor::is_changing(&volume) {
         // The others may have the new settings or keys already: two nodes must not write by
@@ -692,10 +702,18 @@ fn epoch(opened: &MountedVolume, clock: &dyn Clock) -> u64 {
 
 /// Where refused and administrative operations are told.
 fn audit(config: &ServeConfig, plan: &Plan) -> Result<Arc<Audit>, Failure> {
+    audit_at(config, &plan.volume.join(AUDIT_NAME))
+}
+
+/// The same, in this file unless another one is given.
+///
+/// # Errors
+/// If the file cannot be opened.
+pub fn audit_at(config: &ServeConfig, default: &Path) -> Result<Arc<Audit>, Failure> {
     let file = match &config.audit {
         Some(file) if file.as_os_str() == "off" => return Ok(Arc::default()),
         Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()),
-        None => plan.volume.join(AUDIT_NAME),
+        None => default.to_path_buf(),
     };
     Audit::open(&file)
         .map(Arc::new)
@@ -706,24 +724,31 @@ fn audit(config: &ServeConfig, plan: &Plan) -> Result<Arc<Audit>, Failure> {
 pub fn stop(config: &ServeConfig) -> Result<ExitStatus, Failure> {
     let dir = locate("serve", config.volume()?, config.store.credentials.as_deref())?;
     Descriptor::read(&dir).map_err(fail)?;
+    stop_at(&dir, &dir.display().to_string())
+}
+
+/// Ends the process that has its control socket in `dir` and serves `what`, and waits until it has.
+///
+/// # Errors
+/// If no process serves it, or the process does not end.
+pub fn stop_at(dir: &Path, what: &str) -> Result<ExitStatus, Failure> {
     let question = serde_json::json!({ "verb": "status" });
-    let status = ask("serve", &dir, &question, kestrel_client::control::QUICK)?;
+    let status = ask("serve", dir, &question, kestrel_client::control::QUICK)?;
     let Some(status) = status.filter(|status| status["served"].is_object()) else {
-        return Err(fail(format!("{}: nobody serves it", dir.display())));
+        return Err(fail(format!("{what}: nobody serves it")));
     };
     let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
-    let pid = pid
-        .ok_or_else(|| fail(format!("{}: its process does not tell its number", dir.display())))?;
-    let holder = Holder::of(&dir);
+    let pid = pid.ok_or_else(|| fail(format!("{what}: its process does not tell its number")))?;
+    let holder = Holder::of(dir);
     // SAFETY: takes no pointer; the process told its number over a socket that only the volume's
     // owner can serve.
     if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
         return Err(fail(format!("process {pid}: {}", std::io::Error::last_os_error())));
     }
-    wait_until_ended(&dir, &holder, pid)
+    wait_until_ended(what, &holder, pid)
 }
 
-fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<ExitStatus, Failure> {
+fn wait_until_ended(what: &str, holder: &Holder, pid: i32) -> Result<ExitStatus, Failure> {
     let begun = Instant::now();
     while holder.is_there() {
         if begun.elapsed() > END_TIME_MAX {
@@ -731,7 +756,7 @@ fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<ExitStatus,
                 "process {pid} has not ended after {} s; see its log",
                 END_TIME_MAX.as_secs()
             );
-            return Err(fail(format!("{}: {why}", dir.display())));
+            return Err(fail(format!("{what}: {why}")));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

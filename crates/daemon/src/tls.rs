@@ -59,13 +59,43 @@ impl ServeTls {
     /// In words.
     pub fn new(args: &TlsOptions, dir: &Path, listen: SocketAddr) -> Result<Self, String> {
         let descriptor = Descriptor::read(dir).map_err(|why| why.to_string())?;
-        let node = descriptor.cluster.as_ref().map_or(0, |section| section.node);
         let authority = match descriptor.authority().map_err(|why| why.to_string())? {
             None if is_wanted(args.tls, listen.ip()) => {
                 Some(Descriptor::authority_at(dir).map_err(|why| why.to_string())?)
             }
             present => present,
         };
+        Self::with(args, &descriptor, authority)
+    }
+
+    /// Of a version of the volume, served at `listen` by a process that changes nothing of the
+    /// volume.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn of_version(
+        args: &TlsOptions,
+        descriptor: &Descriptor,
+        listen: SocketAddr,
+    ) -> Result<Self, String> {
+        let authority = descriptor.authority().map_err(|why| why.to_string())?;
+        if authority.is_none() && is_wanted(args.tls, listen.ip()) {
+            return Err(format!(
+                "connections to {listen} are encrypted, and this machine does not have the \
+                 volume's secret, from which certificates are made: name the volume by the \
+                 directory or bucket that has it (`kestrel token create` makes one if there is \
+                 none yet), or say --tls off --access open"
+            ));
+        }
+        Self::with(args, descriptor, authority)
+    }
+
+    fn with(
+        args: &TlsOptions,
+        descriptor: &Descriptor,
+        authority: Option<Arc<Authority>>,
+    ) -> Result<Self, String> {
+        let node = descriptor.cluster.as_ref().map_or(0, |section| section.node);
         let server = match &authority {
             Some(authority) if args.tls != TlsMode::Off => {
                 let files = args.tls_cert.as_ref().zip(args.tls_key.as_ref());

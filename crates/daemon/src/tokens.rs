@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::serving::Serving;
 use crate::logger::utc;
+use crate::token_file::export;
 
 /// How long the other nodes are waited for to know of a change.
 const CONFIRM_TIME: Duration = Duration::from_secs(3);
@@ -113,6 +114,7 @@ fn act(tokens: &Arc<Tokens>, question: &Value, find: Find<'_>) -> Result<Value, 
                 tokens.all().iter().map(|record| describe(record, now)).collect();
             Ok(json!({ "tokens": told }))
         }
+        Some("export") => Ok(export(&tokens.all())),
         Some("show") => Ok(describe(&one(tokens, question)?, now)),
         Some("create") => {
             let record = wanted(question, now, find)?;
@@ -142,7 +144,7 @@ fn act(tokens: &Arc<Tokens>, question: &Value, find: Find<'_>) -> Result<Value, 
             let pruned = tokens.prune(now).map_err(told)?;
             Ok(confirmed(tokens, json!({ "pruned": pruned })))
         }
-        _ => Err("tokens are listed, shown, created, revoked and pruned".into()),
+        _ => Err("tokens are listed, shown, exported, created, revoked and pruned".into()),
     }
 }
 

@@ -618,6 +618,21 @@ impl Op {
         }
     }
 
+    /// Whether it changes something, or prepares a change: a client that may only read may not make
+    /// it. Opens to read are counted, and change nothing.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Open(_, flags) | Self::OpenAt(_, flags) => flags.write || flags.truncate,
+            Self::Release(_) => false,
+            Self::AllocObjects(_)
+            | Self::CloneStep(_)
+            | Self::QuotaSet(..)
+            | Self::QuotaRemove(_)
+            | Self::QuotaCheck { repair: true } => true,
+            op => op.is_numbered(),
+        }
+    }
+
     /// Whether it changes something or counts an open: a client that asks over a network numbers
     /// it, so that it is executed exactly once.
     pub fn is_numbered(&self) -> bool {

@@ -16,7 +16,7 @@ use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::state_dir::{is_bucket_url, without_parameters};
 use kestrel_client::storage::Storage;
-use kestrel_client::version::VersionUrl;
+use kestrel_client::version::{OpenVersion, VersionUrl};
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::Serving;
 use kestrel_daemon::ask::{locate, locate_anew};
@@ -671,12 +671,24 @@ fn serve_elsewhere(
     };
     let volume = RemoteVolume::open(&url.to_string(), &introduction, &resources(args, memory))
         .map_err(|why| fail(&why))?;
+    attend_remote(args, plan, memory, &dir, volume, begun)
+}
+
+/// Serves what servers or curators serve.
+fn attend_remote(
+    args: &MountArgs,
+    plan: &Plan,
+    memory: &Memory,
+    dir: &Path,
+    volume: RemoteVolume,
+    begun: Instant,
+) -> Result<ExitStatus, Failure> {
     let fs = volume.fs.clone();
     let serving = Arc::new(RemoteMount {
         fs: fs.clone(),
         metadata: volume.metadata.clone(),
         storage: volume.storage.clone(),
-        url: url.clone(),
+        url: volume.url.clone(),
         descriptor: volume.descriptor.clone(),
         mount_point: plan.dir.clone(),
         facts: MountStatus::new(memory),
@@ -685,13 +697,13 @@ fn serve_elsewhere(
     });
     let attended = |seen: Arc<Fs>| {
         let data = (&seen, &*serving.storage);
-        attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun)
+        attend(args, plan, memory, data, dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
-/// Serves a published version, from the store alone.
+/// Serves a published version: from the store alone, or by way of curators.
 fn serve_version(
     args: &MountArgs,
     plan: &Plan,
@@ -701,9 +713,17 @@ fn serve_version(
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
-    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {}", plan.dir.display()))
-        .map_err(|why| fail(&why))?;
-    let opened = url.open(&resources(args, memory)).map_err(|why| fail(&why))?;
+    let role = format!("kestrel mount {}", plan.dir.display());
+    let _lock = VolumeLock::take(&dir, &role).map_err(|why| fail(&why))?;
+    let who = kestrel_daemon::who(&role);
+    let introduction = Introduction { who, deadline: args.deadline, read_only: true };
+    let opened = url.open(&introduction, &resources(args, memory)).map_err(|why| fail(&why))?;
+    let opened = match opened {
+        OpenVersion::Curated(volume) => {
+            return attend_remote(args, plan, memory, &dir, *volume, begun);
+        }
+        OpenVersion::Stored(version) => *version,
+    };
     let fs = opened.fs.clone();
     let serving = Arc::new(VersionMount {
         fs: fs.clone(),

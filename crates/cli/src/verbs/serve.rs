@@ -8,6 +8,7 @@ use clap::{Args, CommandFactory, Parser};
 use kestrel_client::volume::VolumeLock;
 use kestrel_daemon::ask::ask;
 use kestrel_daemon::balance::{Pace, pace_arg};
+use kestrel_daemon::curator::{self, CuratorPlan};
 use kestrel_daemon::failover::{Failover, failover_arg};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger;
@@ -37,6 +38,8 @@ use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs, Ro
   kestrel serve --config /etc/kestrel/node2.toml --check
   kestrel serve /data/node2 --replace
   kestrel serve /data/node2 --in-place-of 3
+  kestrel serve /data/vol//imagenet@v3 --read-only --listen 127.0.0.1:9450
+  kestrel serve 's3://bucket/photos//imagenet@v3?region=eu-1' --read-only --access open
 
 Clients mount it with `kestrel mount kestrel://HOST:PORT/NAME DIR`. Metadata goes through this
 process, file data straight between them and the block store: format the volume with --storage
@@ -49,9 +52,13 @@ several nodes share each is served like this; they find each other by the addres
 when the cluster was formed. If their metadata is in a database or bucket each takes the place of
 others that have died: a process for that one is started beside it, in NODE_DIR/nodes/N, which
 `kestrel serve NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over` of the
-node's own directory relieves.")]
+node's own directory relieves.
+
+VOLUME//NAME --read-only serves the metadata of a published version from memory, in any number of
+processes beside each other and beside the volume's own server (docs/operations/versions.md). Its
+clients mount kestrel://HOST:PORT/VOLUME_NAME//NAME.")]
 pub struct ServeArgs {
-    /// The volume: a path, file:///path or s3://…
+    /// The volume: a path, file:///path or s3://…; with //NAME behind it a published version of it
     pub volume: Option<String>,
     /// TOML file with a key for each of these options, as lease = "60s"; what is given here wins
     #[arg(long, value_name = "FILE")]
@@ -91,8 +98,15 @@ pub struct ServeArgs {
     /// Which clients must show a token: auto (those on other machines), tokens (all), open (none)
     #[arg(long, value_name = "CLIENTS", value_parser = access_arg, default_value = "auto")]
     pub access: Access,
+    /// Serve a published version, which never changes: VOLUME//NAME
+    #[arg(long)]
+    pub read_only: bool,
+    /// The tokens of clients of a published version, as `kestrel token export` prints them; read
+    /// again when the file changes
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
     /// Where refused and administrative operations are told, or off; audit.log in the volume's
-    /// directory by default
+    /// directory by default, of a version in its runtime directory
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
     /// Whether other nodes that have died are taken over, at which ports they are served then: any,
@@ -116,8 +130,8 @@ pub struct ServeArgs {
     /// Have the process that serves it at present end, and go on in its place
     #[arg(long)]
     pub replace: bool,
-    /// End the process that serves the volume
-    #[arg(long, conflicts_with_all = ["replace", "listen", "advertise", "name", "role", "lease",
+    /// End the process that serves the volume, or the version at the address of --listen
+    #[arg(long, conflicts_with_all = ["replace", "advertise", "name", "role", "lease",
         "grace", "balance", "foreground", "check", "tls", "tls_cert", "tls_ca", "access", "audit"])]
     pub stop: bool,
     #[command(flatten)]
@@ -156,6 +170,8 @@ impl ServeArgs {
             take_over_from: self.take_over_from.clone(),
             replace: self.replace,
             stop: self.stop,
+            read_only: self.read_only,
+            tokens: self.tokens.clone(),
             tls: self.tls.options(),
             batch_max: self.batch_max,
             process: self.process.options(),
@@ -210,6 +226,15 @@ fn with_file(
 
 fn run_with(args: &ServeArgs, keys: &[String]) -> Result<ExitStatus, Failure> {
     let mut config = args.config();
+    if let Some(url) = curator::version_of(&config)? {
+        if args.in_place_of.is_some() {
+            return Err(Failure::usage("serve: --in-place-of: for the nodes of a cluster"));
+        }
+        if args.check || args.stop {
+            logger::install(LevelFilter::Warn);
+        }
+        return run_curator(args, &config, &curator::check(&config, url)?);
+    }
     if let Some(node) = args.in_place_of {
         if !args.process.foreground {
             logger::install(LevelFilter::Warn);
@@ -222,9 +247,44 @@ fn run_with(args: &ServeArgs, keys: &[String]) -> Result<ExitStatus, Failure> {
     }
     if args.stop {
         logger::install(LevelFilter::Warn);
+        if args.listen.is_some() {
+            return Err(Failure::usage(
+                "serve: --stop --listen: for a published version; a volume has one process that \
+                 serves it",
+            ));
+        }
         return stop(&config);
     }
     config.process.run(|| background(&config), || serve(&config))
+}
+
+/// Serves a published version.
+fn run_curator(
+    args: &ServeArgs,
+    config: &ServeConfig,
+    plan: &CuratorPlan,
+) -> Result<ExitStatus, Failure> {
+    if args.check {
+        println!(
+            "{}: version {} would be served at {}",
+            plan.url.volume, plan.url.name, plan.listen
+        );
+        return Ok(ExitStatus::Good);
+    }
+    if args.stop {
+        return curator::stop(plan);
+    }
+    let start = || {
+        let dir = plan.runtime_dir()?;
+        let (pid, log) = config.process.start(&dir.join(curator::LOG_NAME)).map_err(fail)?;
+        let question = serde_json::json!({ "verb": "status" });
+        let status = ask("serve", &dir, &question, kestrel_client::control::QUICK)?;
+        let status = status.unwrap_or_default();
+        let url = status["url"].as_str().unwrap_or_default();
+        println!("{} is served at {url} (process {pid}, log {})", plan.url, log.display());
+        Ok(ExitStatus::Good)
+    };
+    config.process.run(start, || curator::serve(config, plan))
 }
 
 fn fail(why: impl std::fmt::Display) -> Failure {

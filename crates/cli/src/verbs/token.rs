@@ -40,6 +40,7 @@ pub struct TokenArgs {
 enum Action {
     Create(Box<CreateArgs>),
     List(ListArgs),
+    Export(ExportArgs),
     Show(OneArgs),
     Revoke(OneArgs),
     Prune(ListArgs),
@@ -110,6 +111,17 @@ struct ListArgs {
     json: bool,
 }
 
+/// Print the records of tokens, for servers of published versions: no token can be made from them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel token export /data/vol >tokens.json
+  kestrel serve /data/vol//imagenet@v3 --read-only --listen 10.0.0.7:9450 --tokens tokens.json")]
+struct ExportArgs {
+    /// The volume: a path, file:///path, s3://… or kestrel://host[:port]/NAME with a token that may
+    /// administer
+    volume: String,
+}
+
 /// Show a token, or revoke it: within two seconds nobody can use it any more.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -157,6 +169,10 @@ pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
         Action::Create(args) => create(args),
         Action::List(args) => list(args),
+        Action::Export(args) => {
+            print_json(&ask(&args.volume, json!({ "action": "export" }))?);
+            Ok(ExitStatus::Good)
+        }
         Action::Show(args) => one("show", args),
         Action::Revoke(args) => one("revoke", args),
         Action::Prune(args) => prune(args),

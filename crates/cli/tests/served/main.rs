@@ -10,3 +10,4 @@ mod native;
 mod outages;
 mod relay;
 mod server;
+mod versions;

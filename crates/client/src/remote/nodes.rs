@@ -58,7 +58,11 @@ impl NodeLink {
 
     /// Where it is reached, for people.
     pub fn address(&self) -> String {
-        self.at.lock().1.clone()
+        match self.node {
+            // The URL may name several places.
+            0 => self.remote.address(),
+            _ => self.at.lock().1.clone(),
+        }
     }
 
     /// Somebody has said that this start of the node is there. If that is news, the connection is
@@ -156,7 +160,10 @@ impl FirstConnection {
         let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
         let (remote, welcome) =
             Remote::connect_asking(config, node_reclaimable.clone(), contact(), &mut meanwhile)
-                .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
+                .map_err(|why| match why.is_unknown {
+                    true => VolumeError::NotServed(format!("{server}: {why}")),
+                    false => VolumeError::Io(format!("{server}: {why}")),
+                })?;
         let offer = Offer::from_json(&welcome.descriptor, &server);
         let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
         let (placement, offer) = read.inspect_err(|_| remote.close())?;

@@ -27,7 +27,7 @@ use crate::subtree;
 pub struct Reclaimable {
     /// The volume's servers, for the log.
     server: String,
-    /// Identity of the volume, known since the first welcome.
+    /// Identity of the volume, and of its version if one is served, known since the first welcome.
     volume: OnceLock<String>,
     /// The directory that is the root here, known likewise.
     root: OnceLock<InodeId>,
@@ -143,6 +143,8 @@ pub struct NodeReclaimable {
     overdue: AtomicBool,
     /// How often it has let this client in.
     welcomes: AtomicU64,
+    /// That something else is served there has been told.
+    told_other: AtomicBool,
 }
 
 impl NodeReclaimable {
@@ -155,6 +157,7 @@ impl NodeReclaimable {
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
             welcomes: AtomicU64::new(0),
+            told_other: AtomicBool::new(false),
         }
     }
 
@@ -168,6 +171,7 @@ impl NodeReclaimable {
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
             welcomes: AtomicU64::new(0),
+            told_other: AtomicBool::new(false),
         }
     }
 
@@ -214,12 +218,22 @@ impl NodeReclaimable {
     fn check_volume(&self, offer: &Offer) -> Result<(), String> {
         let name = self.name();
         let uuid = offer.descriptor(&name).map_err(|why| why.to_string())?.uuid;
-        let mounted = self.reclaimable.volume.get_or_init(|| uuid.clone());
-        if *mounted != uuid {
-            return Err(format!(
-                "another volume (uuid {uuid}) is served at {name} now; serve the old one there, or mount again"
-            ));
+        let (what, id) = match &offer.version {
+            Some(version) => ("version", format!("{version} of the volume {uuid}")),
+            None => ("volume", format!("uuid {uuid}")),
+        };
+        let mounted = self.reclaimable.volume.get_or_init(|| id.clone());
+        if *mounted != id {
+            let why = format!(
+                "another {what} ({id}) is served at {name} now; serve the old one there, or mount \
+                 again"
+            );
+            if !self.told_other.swap(true, Ordering::AcqRel) {
+                log::error!("{why}");
+            }
+            return Err(why);
         }
+        self.told_other.store(false, Ordering::Release);
         Ok(())
     }
 }

@@ -36,6 +36,9 @@ pub struct Offer {
     /// they are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
+    /// The identity of the published version that is served, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// A directory with objects, and how to recognize it.
@@ -53,12 +56,42 @@ impl Offer {
     /// # Errors
     /// If the marker cannot be written or read.
     pub fn new(descriptor: &Descriptor, storage: &Storage) -> Result<Self, VolumeError> {
+        Self::marked_by(descriptor, storage, &mark)
+    }
+
+    /// What a server of the version with this identity offers. Writes nothing: the
+    /// process that published it has left the marker.
+    ///
+    /// # Errors
+    /// If there is no marker, or it cannot be read.
+    pub fn of_version(
+        descriptor: &Descriptor,
+        storage: &Storage,
+        id: &str,
+    ) -> Result<Self, VolumeError> {
+        let word = |dir: &Path| match read(&dir.join(MARKER)) {
+            Ok(word) if !word.is_empty() => Ok(word),
+            _ => Err(VolumeError::Io(format!(
+                "{}: it has no file {MARKER} by which clients know it; serve the volume once, or \
+                 publish a version, which makes the file",
+                dir.display()
+            ))),
+        };
+        let offer = Self::marked_by(descriptor, storage, &word)?;
+        Ok(Self { placement: None, version: Some(id.to_string()), ..offer })
+    }
+
+    fn marked_by(
+        descriptor: &Descriptor,
+        storage: &Storage,
+        word: &dyn Fn(&Path) -> Result<String, VolumeError>,
+    ) -> Result<Self, VolumeError> {
         let objects = match &storage.base {
             Base::S3(_) => None,
             Base::Dir(dir) => {
                 let path =
                     fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, error))?;
-                let word = mark(&path)?;
+                let word = word(&path)?;
                 Some(SharedDir { path, word })
             }
         };
@@ -69,6 +102,7 @@ impl Offer {
             descriptor: shown.map_err(|why| VolumeError::Invalid(why.to_string()))?,
             objects,
             placement,
+            version: None,
         })
     }
 
@@ -82,6 +116,9 @@ impl Offer {
         let mut out = serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects });
         if let Some(placement) = &self.placement {
             out["placement"] = placement.as_str().into();
+        }
+        if let Some(version) = &self.version {
+            out["version"] = version.as_str().into();
         }
         out.to_string().into_bytes()
     }
@@ -160,7 +197,7 @@ impl Storage {
 }
 
 /// The word in the marker of a directory, which is made if there is none.
-fn mark(dir: &Path) -> Result<String, VolumeError> {
+pub(super) fn mark(dir: &Path) -> Result<String, VolumeError> {
     let path = dir.join(MARKER);
     match read(&path) {
         Ok(word) if !word.is_empty() => return Ok(word),
@@ -257,7 +294,8 @@ mod tests {
         let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
         let table =
             PlacementMap::new(SlotMap::even(members.to_vec()).unwrap(), Exceptions::default());
-        let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
+        let mut offer =
+            Offer { descriptor: Value::Null, objects: None, placement: None, version: None };
         let again =
             |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
         assert_eq!(again(&offer).unwrap(), None);

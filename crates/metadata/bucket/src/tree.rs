@@ -42,6 +42,9 @@ const AHEAD_BYTES_MAX: u64 = 4 << 20;
 const LOOKUPS_EACH: usize = 4;
 const LOOKUPS_MAX: usize = 8;
 
+/// Share of the cache that [`Tree::load`] fills.
+const LOAD_SHARE: (u64, u64) = (7, 8);
+
 /// Bytes that a row takes in a memtable beside key and value, about.
 const ROW_OVERHEAD: usize = 96;
 
@@ -167,6 +170,17 @@ impl Drop for Table {
             self.removed.lock().push(self.identity.name());
         }
     }
+}
+
+/// What [`Tree::load`] has read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Blocks of all tables.
+    pub blocks: u64,
+    /// Those that were read, all of them or as many as there is room for.
+    pub kept: u64,
+    /// Bytes of memory that these take, and the heads of tables.
+    pub bytes: u64,
 }
 
 /// Tables that do not overlap, in ascending order.
@@ -402,6 +416,38 @@ impl Tree {
             // It may have been damaged on its way.
             Err(_) => self.block(table, head, number),
         }
+    }
+
+    /// Reads tables into the cache, the newest runs first and heads before blocks, as far as there
+    /// is room.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn load(&self) -> Result<Loaded, EngineError> {
+        let view = self.view();
+        let tables: Vec<&Arc<Table>> = view.runs.iter().flat_map(|run| run.iter()).collect();
+        // The cache divides its room evenly, and what is read is not of one size.
+        let room = self.cache.capacity() / LOAD_SHARE.1 * LOAD_SHARE.0;
+        let mut loaded = Loaded::default();
+        let mut heads = Vec::with_capacity(tables.len());
+        for table in tables {
+            let head = self.head(table)?;
+            loaded.blocks += head.blocks() as u64;
+            loaded.bytes += head.weight() as u64;
+            heads.push((table, head));
+        }
+        for (table, head) in heads {
+            let mut ahead = ReadAhead::new(true);
+            for number in 0..head.blocks() {
+                if loaded.bytes >= room {
+                    return Ok(loaded);
+                }
+                let block = self.block_ahead(table, &head, number, &mut ahead, &[u8::MAX; 2])?;
+                loaded.kept += 1;
+                loaded.bytes += block.weight() as u64;
+            }
+        }
+        Ok(loaded)
     }
 
     /// What a run says of a key.

@@ -51,6 +51,8 @@ pub use reader::{StoredRows, VersionReader, VersionRows, VersionSink};
 pub use registry::VersionRegistry;
 pub use writer::VersionWriter;
 
+pub use crate::tree::Loaded;
+
 use std::sync::Arc;
 
 use kestrel_engine::EngineError;

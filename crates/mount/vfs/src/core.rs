@@ -110,7 +110,7 @@ impl Core {
 
     pub fn new(fs: Arc<Fs>, naming: Naming, trust: Trust) -> Arc<Self> {
         let all_wait = fs.is_remote();
-        let locking = fs.has_locks().then(Arc::<Locking>::default);
+        let locking = (fs.has_locks() && !trust.immutable).then(Arc::<Locking>::default);
         let waits = (all_wait || fs.store().is_remote()).then(InterruptibleWaits::start);
         Arc::new(Self {
             fs,

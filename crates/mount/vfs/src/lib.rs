@@ -195,7 +195,9 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     // Other clients see the locks of a volume that a server serves; those of an embedded one are
     // the kernel's own.
     (session.features.export, session.features.no_export) = (true, false);
-    (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
+    // So are those of what never changes: a lock there keeps no other machine from anything.
+    let has_locks = fs.has_locks() && !config.immutable;
+    (session.features.posix_locks, session.features.flock_locks) = (has_locks, has_locks);
     let (hints, mut mode) = load_hints(config.shortcut);
     fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
     fs.set_access_times(config.access_times);
@@ -252,7 +254,7 @@ fn mount_immutable(
     config: &MountConfig,
     mut session: fuse::Config,
 ) -> fuse::Result<Mount> {
-    let why = "the mount is at a snapshot: the kernel keeps all names";
+    let why = "nothing changes in the mount: the kernel keeps all names";
     session.features.cache_symlinks = true;
     // For that it needs the ACLs, each of which it asks for once.
     session.features.posix_acl = true;
@@ -272,7 +274,7 @@ fn mount_immutable(
     };
     let core = Core::new(fs, Naming::Numbers, trust);
     let passthrough = core.passthrough.clone();
-    passthrough.configure(PassthroughConfig::Off("the mount is at a snapshot".into()));
+    passthrough.configure(PassthroughConfig::Off("nothing changes in the mount".into()));
     let mounted = Mounted(core);
     let session = fuse::Session::start(fuse::Mount::new(dir, &options)?, mounted, &session)?;
     let mode = ShortcutMode { shortcut: false, why: why.into() };

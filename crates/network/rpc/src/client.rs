@@ -144,12 +144,14 @@ pub struct ConnectError {
     pub why: String,
     /// Nobody took a connection at any address: the server may come later.
     pub is_absent: bool,
+    /// The server that answers serves no volume of this name.
+    pub is_unknown: bool,
 }
 
 impl ConnectError {
     fn new(text: impl Into<String>) -> Self {
         let text = text.into();
-        Self { why: text.clone(), text, is_absent: false }
+        Self { why: text.clone(), text, is_absent: false, is_unknown: false }
     }
 }
 
@@ -186,7 +188,11 @@ enum Start {
     /// No thread waits for the first connection.
     NotAwaited,
     Serving(Box<Welcome>),
-    Hopeless(String),
+    Hopeless {
+        why: String,
+        /// The server does not have the volume.
+        is_unknown: bool,
+    },
 }
 
 /// Why no node serves this client: the reason that each address gave that answered.
@@ -274,7 +280,7 @@ impl Remote {
         let failed = |text: String, why: String, is_absent| {
             let volume = &shared.config.volume;
             let text = format!("cannot use volume {volume} of {server}: {text}");
-            Err(ConnectError { text, why, is_absent })
+            Err(ConnectError { text, why, is_absent, is_unknown: false })
         };
         let mut start = shared.start.lock();
         loop {
@@ -285,11 +291,12 @@ impl Remote {
                     drop(start);
                     return Ok((remote, welcome));
                 }
-                Start::Hopeless(why) => {
-                    let why = why.clone();
+                Start::Hopeless { why, is_unknown } => {
+                    let (why, is_unknown) = (why.clone(), *is_unknown);
                     drop(start);
                     remote.close();
-                    return failed(why.clone(), why, false);
+                    return failed(why.clone(), why, false)
+                        .map_err(|error| ConnectError { is_unknown, ..error });
                 }
                 Start::Waiting { tried, reached } => {
                     // The caller's time for the contact may be longer than a call's deadline.

@@ -64,6 +64,10 @@ pub struct SessionServerConfig {
     pub access: Access,
     /// Where refusals are recorded.
     pub audit: Arc<Audit>,
+    /// What is served never changes, and other processes serve the same: changes are refused
+    /// (`EROFS`), no session is on record, and a client that had its session with another one of
+    /// these processes goes on as after a restart.
+    pub immutable: bool,
     /// Most clients at a time.
     pub sessions_max: usize,
     /// Most opens that one client may have at a time, several of one file included.
@@ -83,6 +87,7 @@ impl Default for SessionServerConfig {
             peers: None,
             access: Access::default(),
             audit: Arc::default(),
+            immutable: false,
             sessions_max: SESSIONS_MAX,
             opens_max: OPENS_MAX,
         }

@@ -33,7 +33,7 @@ use crate::admin::AdminRequester;
 use crate::audit::{self, REFUSALS_MAX};
 use crate::authz::{SessionEffect, session_effect};
 use crate::grant::{Authorized, Grant, UnverifiedInode};
-use crate::server::{AcceptedPeer, Batch, Outside, Server, Submitted};
+use crate::server::{AcceptedPeer, Batch, NO_CURATOR, Outside, Server, Submitted};
 use crate::session::window::{CallDecision, Waiter};
 use crate::session::{Claims, Phase, Session, State};
 
@@ -47,6 +47,8 @@ const TOO_EARLY: FsError =
     FsError::new(libc::EPROTO, "a client says what it holds before it asks for anything else");
 const BEYOND: FsError =
     FsError::new(libc::EPROTO, "more numbered calls are unanswered than the window allows");
+const NEVER_CHANGES: FsError =
+    FsError::new(libc::EROFS, "a published version is served here, and a version never changes");
 const MISNUMBERED: FsError =
     FsError::new(libc::EPROTO, "calls that change something are numbered, and no others");
 
@@ -416,6 +418,9 @@ impl Connection {
             }
         }
         let authorized = match state.grant.clone() {
+            _ if self.server.shared.config.immutable && request.op.is_change() => {
+                Err(NEVER_CHANGES)
+            }
             None => Ok(Authorized::default()),
             Some(grant) => {
                 let tree = &self.server.backend;
@@ -547,7 +552,8 @@ impl Connection {
         self.server.log_refused(&self.peer, &why);
         // Others pass: the same client is let in a moment later.
         let lasts =
-            matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
+            matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT)
+                && why != NO_CURATOR;
         if lasts && matches!(self.stage, Stage::Silent | Stage::Proving(..)) {
             self.audit(audit::AuditEvent::Handshake, "connect", &why);
         }

@@ -177,7 +177,7 @@ impl Grant {
         if let Some(ended) = self.ended() {
             return Err(self.why_ended(ended));
         }
-        if self.record.read_only && changes(&request.op) {
+        if self.record.read_only && request.op.is_change() {
             return Err(READ_ONLY);
         }
         let mut authorized = Authorized::default();
@@ -422,20 +422,6 @@ fn read_at(op: &mut Op) -> (SnapshotId, &mut Op) {
     match op {
         Op::At(at, op) => (*at, op),
         op => (0, op),
-    }
-}
-
-/// Whether an operation changes something, or is of use only for that.
-fn changes(op: &Op) -> bool {
-    match op {
-        Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write || flags.truncate,
-        Op::Release(_) => false,
-        Op::AllocObjects(_)
-        | Op::CloneStep(_)
-        | Op::QuotaSet(..)
-        | Op::QuotaRemove(_)
-        | Op::QuotaCheck { repair: true } => true,
-        op => op.is_numbered(),
     }
 }
 

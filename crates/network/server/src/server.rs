@@ -57,6 +57,7 @@ use lock_service::LockService;
 use peer_handshake::PeerHandshake;
 
 pub(crate) use authn::AuthnOutcome;
+pub(crate) use client_handshake::NO_CURATOR;
 pub(crate) use peer_handshake::{AcceptedPeer, PeerClaim};
 pub(crate) use replies::{Batch, Submitted};
 pub(crate) use subtree::Outside;
@@ -257,6 +258,9 @@ impl Server {
 
     /// Writes to the log that a connection was refused, or counts it where there were many.
     pub(crate) fn log_refused(&self, peer: &str, why: &FsError) {
+        if *why == NO_CURATOR {
+            return log::debug!("{peer}: {why}");
+        }
         let admitted = self.shared.log_quota.lock().allows(self.clock.now(), peer);
         // All of them for a caller that looks for them.
         let level = if admitted { log::Level::Warn } else { log::Level::Debug };

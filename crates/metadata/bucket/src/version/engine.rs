@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::{VersionManifest, VersionPlace, named, tree_of};
 use crate::log::RowChanges;
-use crate::tree::Tree;
+use crate::tree::{Loaded, Tree};
 
 /// Reads a version from the store. Any number of processes may, beside whatever process has the
 /// volume open.
@@ -54,6 +54,15 @@ impl VersionEngine {
             name: manifest.name.clone(),
             told: Mutex::new(None),
         })
+    }
+
+    /// Reads the tables into memory, as far as there is room, so that what is asked later costs no
+    /// request to the store.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn load(&self) -> Result<Loaded, EngineError> {
+        self.tree.load().map_err(|why| named(&self.name, why))
     }
 
     /// Tells an error in the log, for a mount shows only its number.

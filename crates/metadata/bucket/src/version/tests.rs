@@ -146,6 +146,30 @@ fn rows_of_a_version() {
     }
 }
 
+/// A version that was loaded is read without the store; one that is larger than the memory is
+/// loaded in part and read all the same.
+#[test]
+fn version_loaded_into_memory() {
+    let world = World::new();
+    let rows: BTreeMap<u64, Vec<u8>> =
+        (0..20_000).map(|number: u64| (number, number.to_be_bytes().repeat(20))).collect();
+    let manifest = world.write("a", [1; 16], &rows);
+    let small = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let loaded = small.load().unwrap();
+    assert!(loaded.kept > 0 && loaded.kept < loaded.blocks, "{loaded:?}");
+    assert!(loaded.bytes <= 1 << 19, "{loaded:?}");
+    assert_eq!(all_rows(&small).len(), rows.len());
+    let engine = VersionEngine::new(world.registry.place(), &manifest, 64 << 20);
+    let loaded = engine.load().unwrap();
+    assert_eq!(loaded.kept, loaded.blocks);
+    for (name, _) in world.store.list("").unwrap() {
+        world.store.remove(&name).unwrap();
+    }
+    assert_eq!(all_rows(&engine), rows.into_iter().collect::<Vec<_>>());
+    let why = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).load().unwrap_err();
+    assert!(why.to_string().contains("version a: a table is missing"), "{why}");
+}
+
 /// What a node commits while it serves a version is seen by it and by no other process.
 #[test]
 fn commits_stay_in_memory() {

@@ -75,7 +75,7 @@ fn connect(shared: &Shared) {
             }
             Some(Err(failed)) => {
                 if failed.hopeless {
-                    reader.hopeless(failed.why.clone());
+                    reader.hopeless(failed.why.clone(), false);
                 }
                 if failed.reached {
                     reader.reached();
@@ -304,7 +304,7 @@ impl Reader<'_> {
                     self.shut_out = matches!(refused.errno, libc::EBUSY | libc::EUSERS);
                     if !passing {
                         *shared.refusal.lock() = Some(refused.reason.clone().into_owned());
-                        self.hopeless(refused.reason.into_owned());
+                        self.hopeless(refused.reason.into_owned(), refused.errno == libc::ENOENT);
                     }
                 }
             }
@@ -325,18 +325,18 @@ impl Reader<'_> {
                 Ok(())
             }
             Err(why) => {
-                self.hopeless(why.clone());
+                self.hopeless(why.clone(), false);
                 Err(why)
             }
         }
     }
 
     /// Waiting for a first connection is of no use.
-    fn hopeless(&mut self, why: String) {
+    fn hopeless(&mut self, why: String, is_unknown: bool) {
         self.shut_out = true;
         let mut start = self.shared.start.lock();
         if matches!(*start, Start::Waiting { .. }) {
-            *start = Start::Hopeless(why);
+            *start = Start::Hopeless { why, is_unknown };
             self.shared.started.notify_all();
         }
     }

@@ -14,6 +14,15 @@ use super::{Server, ServerShared};
 use crate::grant::Grant;
 use crate::session::{Phase, Session, SessionConn, State};
 
+/// A client asks for a version where the volume is served. It reads the store then.
+pub(crate) const NO_CURATOR: FsError =
+    FsError::new(libc::ENOENT, "no published version is served here: this node serves a volume");
+
+/// Whether a name is that of a version, `VOLUME//VERSION`.
+fn is_version(name: &str) -> bool {
+    name.contains("//")
+}
+
 /// Nanoseconds of a millisecond.
 const MS: Nanos = SECOND / 1000;
 
@@ -106,6 +115,9 @@ impl Server {
             )
         })?;
         if hello.volume != config.volume {
+            if is_version(&hello.volume) && !is_version(&config.volume) {
+                return Err(NO_CURATOR);
+            }
             let why =
                 format!("no volume {:?} here: this node serves {:?}", hello.volume, config.volume);
             return Err(FsError::because(libc::ENOENT, why));
@@ -165,7 +177,9 @@ impl Server {
         conn: SessionConn,
         begins: bool,
     ) -> Option<SessionConn> {
-        if state.phase == Phase::Expired {
+        if self.shared.config.immutable {
+            self.resume_anywhere(state);
+        } else if state.phase == Phase::Expired {
             state.holder = self.shared.next_holder();
             state.begin_reclaim();
             state.announced = SessionState::Expired;
@@ -197,6 +211,21 @@ impl Server {
         state.incarnation = hello.incarnation;
         state.who.clone_from(&hello.who);
         state.conn.replace(conn)
+    }
+
+    /// A client of what never changes: another process may have served it meanwhile, so what this
+    /// one knows of the session counts for nothing, and the client says what it has open. Nothing
+    /// can have been lost by that, but locks, which such clients keep to themselves. There are no
+    /// records of such sessions.
+    fn resume_anywhere(&self, state: &mut State) {
+        let before = std::mem::replace(&mut state.holder, self.shared.next_holder());
+        self.shared.lock_service.lock().end_session(before);
+        self.shared.objects.lock().end(before);
+        self.shared.releases.lock().extend(state.opens.take_all());
+        state.window.forget_opens();
+        state.begin_reclaim();
+        state.announced = SessionState::Restarted;
+        state.recorded = true;
     }
 
     fn welcome(&self, version: u16, session: SessionState, root: InodeId) -> Welcome {

@@ -128,7 +128,7 @@ impl Server {
 
     /// Gives a session up: opens and locks go, what became of its calls is kept.
     pub(super) fn expire(&self, session: &Arc<Session>, now: Nanos) {
-        if !self.give_up(session, Phase::Expired, now) {
+        if !self.give_up(session, Phase::Expired, now) || self.shared.config.immutable {
             return;
         }
         if let Err(why) = self.backend.node().end_session(session.client, self.clock.now()) {
@@ -187,6 +187,9 @@ impl Server {
         state.phase = Phase::Ended;
         drop(state);
         directory.remove(&session.client);
+        if self.shared.config.immutable {
+            return;
+        }
         // With the directory held, so that a session of the same client that begins now is recorded
         // after this.
         if let Err(why) = self.backend.node().forget_client(session.client) {

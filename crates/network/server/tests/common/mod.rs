@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +19,7 @@ use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::Inode;
+use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Reply, Request};
 use kestrel_types::security::Security;
@@ -121,6 +124,35 @@ impl Fixture {
         let server =
             Server::new(node.clone(), clock.clone(), config, limits, Arc::new(Echo), now).unwrap();
         Self { engine, clock, node, server, now }
+    }
+
+    /// Another server of the same node, of what never changes from now on.
+    pub fn immutable(self) -> Self {
+        let config = SessionServerConfig {
+            volume: "vol".into(),
+            lease: LEASE,
+            grace: LEASE,
+            immutable: true,
+            ..SessionServerConfig::default()
+        };
+        let (node, clock, limits) = (self.node.clone(), self.clock.clone(), LockLimits::default());
+        let server = Server::new(node, clock, config, limits, Arc::new(Echo), self.now).unwrap();
+        Self { server, ..self }
+    }
+
+    /// All rows, by their keys.
+    pub fn rows(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let mut rows = BTreeMap::new();
+        for table in Table::ALL {
+            let mut visit = |key: KeyRef<'_>, value: &[u8]| {
+                let mut bytes = Vec::new();
+                key.encode_into(&mut bytes);
+                rows.insert(bytes, value.to_vec());
+                ControlFlow::Continue(())
+            };
+            self.engine.scan_table(table, None, &mut visit).unwrap();
+        }
+        rows
     }
 
     /// The process dies, and the power goes, and it starts again.
