@@ -311,6 +311,8 @@ pub struct Storage {
     pub whole: Result<WholeCopies, &'static str>,
     base: Base,
     versions: VersionsUrl,
+    /// The job, of the namespace of one.
+    job: Option<u32>,
 }
 
 /// Where the published versions of a volume are.
@@ -432,7 +434,7 @@ impl Storage {
             None => CodedStore::of_plain(store, volume),
         };
         store = Arc::new(coded.with_memory(memory));
-        Ok(Self { store, whole, base, versions })
+        Ok(Self { store, whole, base, versions, job: descriptor.job })
     }
 
     /// Opens the store of the volume's dumps, which is made if there is none: [`key::DUMPS`] below
@@ -465,6 +467,11 @@ impl Storage {
     #[must_use]
     pub(crate) fn of_job(self) -> Self {
         Self { whole: Err(WHOLE_OF_JOBS), ..self }
+    }
+
+    /// Number of the job, of the namespace of one.
+    pub fn job(&self) -> Option<u32> {
+        self.job
     }
 
     /// The published versions of the volume, to read them.

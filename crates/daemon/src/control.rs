@@ -128,15 +128,10 @@ impl Serving {
     fn is_for_jobs(&self, question: &Value) -> Result<(), String> {
         let Some(job) = self.volume.descriptor.job else { return Ok(()) };
         let verb = question["verb"].as_str().unwrap_or_default();
-        let act = question["act"].as_str().unwrap_or_default();
         match verb {
             "gc" | "fsck" | "dump" | "backup" | "tier" | "settings" => Err(format!(
                 "this is the namespace of job {job}, and {verb} is about a whole volume; name the \
                  volume itself"
-            )),
-            "snapshot" if act.starts_with("version-") => Err(format!(
-                "this is the namespace of job {job}, which becomes a version by `kestrel job \
-                 publish`; for all else about versions name the volume itself"
             )),
             _ => Ok(()),
         }

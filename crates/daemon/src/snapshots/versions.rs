@@ -63,6 +63,12 @@ pub fn answer(
     question: &Value,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
+    if let Some(job) = storage.job() {
+        return Err(format!(
+            "this is the namespace of job {job}, which becomes a version by `kestrel job publish`; \
+             for all else about versions name the volume itself"
+        ));
+    }
     let registry = || storage.versions().map_err(|why| why.to_string());
     match question["act"].as_str().unwrap_or_default() {
         "version-publish" => make(calls, storage, question, tell),

@@ -12,6 +12,7 @@ use kestrel_client::control::QUICK;
 use kestrel_client::job::BegunJob;
 use kestrel_client::remote::TOKEN_FILE_ENV;
 use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::json;
 
 use super::super::ask;
@@ -101,7 +102,8 @@ fn make_token(job: &BegunJob) -> Result<std::path::PathBuf, Failure> {
     if path.exists() {
         return Ok(path);
     }
-    let name = format!("job-{}", job.record.number());
+    // A machine that served it before has made one, too.
+    let name = format!("job-{}-{}", job.record.number(), SystemClock.now());
     let token =
         output_of(program()?.args(["token", "create"]).arg(&job.dir).args(["--name", &name]))?;
     let failed = |why: std::io::Error| fail(format!("{}: {why}", path.display()));
