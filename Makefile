@@ -3,8 +3,8 @@
 
 .PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
-	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs bench-compression \
-	bench-compact bench-datasets lint fmt audit clean
+	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
+	bench-compression bench-compact bench-datasets lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"

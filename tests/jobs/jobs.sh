@@ -66,11 +66,14 @@ PY
 objects() {
     find "$store" -type f | grep -cE '/[0-9a-f]{2}/[89a-f][0-9a-f]{15}$' || true
 }
+# field NAME: a field of a JSON object.
+field() {
+    python3 -c "import json, sys; print(json.load(sys.stdin)['$1'])" 2>/dev/null
+}
 job_servers() {
     local dir pid
     for dir in "$WORK"/a/job-* "$WORK"/b/job-*; do
-        pid=$("$KESTREL" status "$dir" --json 2>/dev/null |
-            python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])' 2>/dev/null) || continue
+        pid=$("$KESTREL" status "$dir" --json 2>/dev/null | field pid) || continue
         kill -CONT "$pid" 2>/dev/null
         kill -9 "$pid" 2>/dev/null
     done
@@ -79,8 +82,7 @@ job_servers() {
 AT_END=job_servers
 # server MACHINE: the process that serves the job.
 server() {
-    "$KESTREL" status "$WORK/$1"/job-* --json |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+    "$KESTREL" status "$WORK/$1"/job-* --json | field pid
 }
 
 if [ -n "${JOBS_BUCKET:-}" ]; then

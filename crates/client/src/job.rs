@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_bucket::version::{
-    Conflict, JobRegistry, MergedInputs, VersionId, VersionInput, VersionManifest, VersionRegistry,
-    merge, write_aliases,
+    Conflict, JobRegistry, MergedInputs, SettledRow, VersionId, VersionInput, VersionManifest,
+    VersionRegistry, merge, write_aliases,
 };
 use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
@@ -83,6 +83,9 @@ pub struct JobConflict {
     pub hidden: String,
 }
 
+/// The number of a job, and its record or why that cannot be read.
+pub type ListedJob = (u32, Result<JobRecord, EngineError>);
+
 /// The jobs of a volume.
 pub struct Jobs {
     descriptor: Descriptor,
@@ -116,7 +119,7 @@ impl Jobs {
     ///
     /// # Errors
     /// The store's.
-    pub fn list(&self) -> Result<Vec<(u32, Result<JobRecord, EngineError>)>, VolumeError> {
+    pub fn list(&self) -> Result<Vec<ListedJob>, VolumeError> {
         let mut found = Vec::new();
         for number in self.jobs.numbers().map_err(engine)? {
             if let Some(record) = self.jobs.find(number).transpose() {
@@ -251,7 +254,7 @@ impl Jobs {
         };
         let stamp = inputs.iter().map(|input| input.source.snapshot).max().unwrap_or(1);
         for rows in merged.rows.chunks(BATCH_ROWS) {
-            let row = |(key, value): &(Vec<u8>, Option<Vec<u8>>)| {
+            let row = |(key, value): &SettledRow| {
                 let key = KeyRef::decode(key)?.to_owned();
                 Some(Mutation { key, value: value.as_deref().map(Into::into) })
             };

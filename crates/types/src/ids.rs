@@ -47,7 +47,7 @@ pub fn objects_of_job(job: u32) -> Range<ObjectId> {
 
 /// The job that an object belongs to; none: it is one of the volume's.
 pub fn job_of_object(object: ObjectId) -> Option<u32> {
-    (object >= JOB_OBJECTS).then(|| ((object ^ JOB_OBJECTS) >> JOB_OBJECT_BITS) as u32)
+    (object >= JOB_OBJECTS).then_some(((object ^ JOB_OBJECTS) >> JOB_OBJECT_BITS) as u32)
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ fn write(
         dirs: BTreeSet::new(),
         objects: BTreeSet::new(),
     };
-    rows.visit_changes(&mut |key, value| out.row(key, value)).map_err(engine)?;
+    rows.visit_changes(|key, value| out.row(key, value)).map_err(engine)?;
     out.shares().map_err(engine)?;
     out.objects().map_err(engine)?;
     let changed = out.writer.rows();

@@ -7,7 +7,7 @@
 //! | `version-clone` | directory, `volume`: identity, `version`: name, `name` | `{"dir": number}` |
 //! | `version-rename` | `name`, `to` | `null` |
 //! | `version-delete` | `name` | `null` |
-//! | `version-clean` | `older`: seconds | `{"removed": count, "released": count, "objects": count}` |
+//! | `version-clean` | `older`: seconds | counts: `removed`, `released`, `objects` |
 //!
 //! **What keeps a version's data.** A version refers to the file data of the volume and copies
 //! none. Its snapshot keeps that data: a tag with the version's identity holds the snapshot, so

@@ -45,7 +45,7 @@ pub use manifest::{
     ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, VersionFigures, VersionId,
     VersionInput, VersionManifest, VersionSource, check_name,
 };
-pub use merge::{Conflict, MergedInputs, merge};
+pub use merge::{Conflict, MergedInputs, SettledRow, merge};
 pub use place::VersionPlace;
 pub use reader::{StoredRows, VersionReader, VersionRows, VersionSink};
 pub use registry::VersionRegistry;

@@ -353,7 +353,7 @@ impl BucketEngine {
     /// Those of `visit`, the store's and `Corrupt`.
     pub fn visit_changes(
         &self,
-        visit: &mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+        mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let tree = &self.shared.tree;
         let mut rows = Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2]));

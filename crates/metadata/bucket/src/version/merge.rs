@@ -57,6 +57,9 @@ pub struct Conflict {
     pub hidden: String,
 }
 
+/// An encoded key, and its value, or that the row is deleted.
+pub type SettledRow = (Vec<u8>, Option<Vec<u8>>);
+
 /// See the module's header.
 #[derive(Debug, Default)]
 pub struct MergedInputs {
@@ -65,7 +68,7 @@ pub struct MergedInputs {
     /// Numbers of directories that have another one too.
     pub aliases: Aliases,
     /// The first rows of the job: encoded keys, and values, or that the row is deleted.
-    pub rows: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    pub rows: Vec<SettledRow>,
     /// What inputs say differently, as far as [`CONFLICTS_MAX`] goes.
     pub conflicts: Vec<Conflict>,
     /// How many of these there are.
@@ -138,8 +141,8 @@ fn stacked(place: &VersionPlace, inputs: &[VersionManifest]) -> Result<JobBase, 
     layers.reverse();
     if layers.len() > LAYERS_MAX {
         return Err(refused(format!(
-            "inputs: they have {} versions in all, and a job has at most {LAYERS_MAX}; copy what is \
-             needed in a job without inputs",
+            "inputs: they have {} versions in all, and a job has at most {LAYERS_MAX}; copy what \
+             is needed in a job without inputs",
             layers.len()
         )));
     }
@@ -282,6 +285,9 @@ type Place = (InodeId, Box<[u8]>);
 /// Rows of a name: the layer, the number of the directory there, the value.
 type NameRow = (usize, InodeId, Option<Bytes>);
 
+/// A name, and its rows in the order of the layers.
+type RowsOfName = (Vec<u8>, Vec<NameRow>);
+
 struct Merge {
     layers: Arc<[Arc<Layer>]>,
     names: Vec<String>,
@@ -389,7 +395,7 @@ impl Merge {
         mut self,
         base: &JobBase,
         told: &mut MergedInputs,
-    ) -> Result<(Classes, Vec<(Vec<u8>, Option<Vec<u8>>)>), EngineError> {
+    ) -> Result<(Classes, Vec<SettledRow>), EngineError> {
         for layer in 0..self.layers.len() {
             let mut rows = self.rows_of_table(layer, Table::DirStat);
             while let Some((key, _)) = rows.next_row()? {
@@ -809,7 +815,7 @@ impl Names {
     }
 
     /// The next name, with its rows in the order of the layers.
-    fn next(&mut self) -> Result<Option<(Vec<u8>, Vec<NameRow>)>, EngineError> {
+    fn next(&mut self) -> Result<Option<RowsOfName>, EngineError> {
         let names = self.cursors.iter().filter_map(|(_, _, _, row)| row.as_ref());
         let Some(name) = names.map(|(key, _)| &key[PREFIX_LEN..]).min().map(<[u8]>::to_vec) else {
             return Ok(None);

@@ -154,19 +154,20 @@ fn version_loaded_into_memory() {
     let rows: BTreeMap<u64, Vec<u8>> =
         (0..20_000).map(|number: u64| (number, number.to_be_bytes().repeat(20))).collect();
     let manifest = world.write("a", [1; 16], &rows);
-    let small = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let small = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).unwrap();
     let loaded = small.load().unwrap();
     assert!(loaded.kept > 0 && loaded.kept < loaded.blocks, "{loaded:?}");
     assert!(loaded.bytes <= 1 << 19, "{loaded:?}");
     assert_eq!(all_rows(&small).len(), rows.len());
-    let engine = VersionEngine::new(world.registry.place(), &manifest, 64 << 20);
+    let engine = VersionEngine::new(world.registry.place(), &manifest, 64 << 20).unwrap();
     let loaded = engine.load().unwrap();
     assert_eq!(loaded.kept, loaded.blocks);
     for (name, _) in world.store.list("").unwrap() {
         world.store.remove(&name).unwrap();
     }
     assert_eq!(all_rows(&engine), rows.into_iter().collect::<Vec<_>>());
-    let why = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).load().unwrap_err();
+    let why = VersionEngine::new(world.registry.place(), &manifest, 1 << 20);
+    let why = why.unwrap().load().unwrap_err();
     assert!(why.to_string().contains("version a: a table is missing"), "{why}");
 }
 
@@ -299,12 +300,15 @@ fn swapped_tables() {
     assert!(matches!(read, Err(EngineError::Corrupt(_))), "{read:?}");
 }
 
+/// Numbers, with those of the directories above, and names.
+type Names = Vec<(u64, u64, String)>;
+
 /// Puts a tree into a version: directories by number, as parent and name, and files.
 fn write_tree(
     world: &World,
     name: &str,
     id: VersionId,
-    (dirs, files): (&[(u64, u64, String)], &[(u64, u64, String)]),
+    (dirs, files): (&Names, &Names),
 ) -> VersionManifest {
     let mut writer = VersionWriter::begin(world.registry.place(), id).unwrap();
     let mut put = |table, id, suffix: &[u8], value: &[u8]| {
@@ -342,7 +346,6 @@ fn write_tree(
 }
 
 /// A random tree with names of few letters, so that several trees have many in common.
-type Names = Vec<(u64, u64, String)>;
 fn random_tree(rng: &mut Rng) -> (Names, Names) {
     let (mut dirs, mut files, mut taken) = (Vec::new(), Vec::new(), BTreeSet::new());
     let mut numbers: Vec<u64> = (16..200).collect();
@@ -409,7 +412,7 @@ fn merged_trees() {
         let trees: Vec<_> = (0..rng.range(2, 5)).map(|_| random_tree(&mut rng)).collect();
         let write = |(which, (dirs, files)): (usize, &(Names, Names))| {
             let name = format!("v{which}");
-            write_tree(&world, &name, [which as u8 + 1; 16], (&dirs[..], &files[..]))
+            write_tree(&world, &name, [which as u8 + 1; 16], (dirs, files))
         };
         let inputs: Vec<VersionManifest> = trees.iter().enumerate().map(write).collect();
         let place = world.registry.place();

@@ -106,6 +106,7 @@ impl Host {
             workers,
             durability: Durability::Commit,
             grace: 2 * SECOND,
+            objects_from: 0,
             serves: true,
             replies: Replies::Inline,
             batch_max: 64,
