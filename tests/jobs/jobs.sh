@@ -16,7 +16,7 @@ DAGS=${DAGS:-3} DAG_JOBS=${DAG_JOBS:-7} query=
 mnt=$WORK/mnt ver=$WORK/ver volume=$WORK/volume
 mkdir "$mnt" "$ver" "$WORK/tmp" "$WORK/dead"
 # Where the mounts of jobs are made.
-export TMPDIR=$WORK/tmp KESTREL_STATE_DIR=$WORK/a
+export TMPDIR=$WORK/tmp KESTREL_STATE_DIR=$WORK/a KESTREL
 
 k() {
     timeout 120 "$KESTREL" "$@"
@@ -119,6 +119,17 @@ check "sql reads it" prints 'x' k sql "$vol" "select path from entries where ver
 check "lineage" prints 'first@1' k version lineage "$vol" second@1
 check "info tells what is below" prints 'below it.*first@1' k version info "$vol" second@1
 refuses "a clone of it in the live tree" "made by a job" k clone "$(url second@1)" "$mnt/clone"
+
+check "a job that removes trees on its server" job swept@1 second@1 \
+    'mkdir many many/a; for n in $(seq 2000); do echo >many/a/$n; done; "$KESTREL" rm -r many'
+check "nothing of them is published" same "$(k sql "$vol" --csv \
+    "select path from entries where version = 'swept@1' and path <> ''")" "path
+x"
+refuses "a job that keeps removed files" "kestrel trash empty" job trash@1 second@1 \
+    '"$KESTREL" policy set . trash=1d; rm x'
+check "its trash is emptied" k job run "$vol" --resume trash@1 --keep -- "$KESTREL" trash empty .
+check "it is published" k job publish "$vol" trash@1
+check "its version" same "$(tree trash@1)" ""
 
 echo "-- several inputs"
 job left@1 "" 'mkdir both both/deep l; echo L >both/l; echo L >clash; echo L >both/deep/l' \

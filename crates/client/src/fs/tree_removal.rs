@@ -32,7 +32,7 @@ use super::background::{Stop, stopped_after};
 use super::{Caller, Done, Fs, into_inode, plain, unanswered, unexpected, wait};
 
 /// The directory in [`TRASH`] with the trees that are being removed.
-pub(super) const REMOVING: &[u8] = b"removing";
+pub(crate) const REMOVING: &[u8] = b"removing";
 
 /// Permission bits of both.
 const TRASH_MODE: u32 = 0o700;

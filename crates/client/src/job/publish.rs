@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kestrel_bucket::version::{
     ChangesRecord, JobRecord, VersionFigures, VersionManifest, VersionSource, VersionWriter,
@@ -21,13 +22,19 @@ use kestrel_types::inode::Inode;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::stat::{DirStat, ObjStat};
+use kestrel_types::trash::{KEPT, TRASH};
 
 use super::{Jobs, engine, node};
 use crate::error::VolumeError;
+use crate::fs::tree_removal::REMOVING;
 use crate::state_dir::job_dir;
 use crate::version::publish::stored;
 use crate::volume::job::{is_sealed, seal};
 use crate::volume::{Resources, Volume};
+
+/// Longest wait for trees that are being removed, and the pause between two looks.
+const REMOVAL_TIME_MAX: Duration = Duration::from_secs(600);
+const REMOVAL_LOOK: Duration = Duration::from_millis(50);
 
 /// A job that has become a version.
 #[derive(Debug)]
@@ -112,12 +119,66 @@ fn end(jobs: &Jobs, record: &JobRecord) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// Ends what processes have left unfinished: files without names that were open, and the figures.
+/// Ends what processes have left unfinished: files without names that were open, trees that are
+/// being removed, and the figures.
 fn settle(jobs: &Jobs, record: &JobRecord, resources: &Resources) -> Result<(), VolumeError> {
     let dir = jobs.make_dir(record)?;
     let volume = Volume::open_part(&dir, "kestrel job publish", resources)?;
+    let rows = volume.engine.clone();
     let mounted = volume.serve(resources, false)?;
-    mounted.fs.shutdown().map_err(node)
+    let emptied = wait_for_trash(&*rows, record);
+    mounted.fs.shutdown().map_err(node)?;
+    emptied
+}
+
+/// Waits until trees are gone that are being removed: the file system does that meanwhile.
+fn wait_for_trash(rows: &dyn Engine, record: &JobRecord) -> Result<(), VolumeError> {
+    let until = Instant::now() + REMOVAL_TIME_MAX;
+    let names_in = |name: &[u8]| -> Result<i64, VolumeError> {
+        let Some(trash) = child(rows, ROOT, TRASH)? else { return Ok(0) };
+        let Some(dir) = child(rows, trash, name)? else { return Ok(0) };
+        let mut names = 0;
+        rows.scan(Table::DirStat, dir, None, &mut |_, share, _| {
+            names += DirStat::decode(share).map_or(0, |share| share.children);
+            ControlFlow::Continue(())
+        })
+        .map_err(engine)?;
+        Ok(names)
+    };
+    if names_in(KEPT)? > 0 {
+        return Err(VolumeError::Invalid(format!(
+            "job {}: it keeps removed files, as the policy `trash` of a directory says; empty the \
+             trash with `kestrel job run VOLUME --resume {} --keep -- kestrel trash empty .`",
+            record.number(),
+            record.number()
+        )));
+    }
+    let is_there = |name: &[u8]| match child(rows, ROOT, TRASH)? {
+        Some(trash) => Ok::<_, VolumeError>(child(rows, trash, name)?.is_some()),
+        None => Ok(false),
+    };
+    while is_there(REMOVING)? {
+        if Instant::now() > until {
+            return Err(VolumeError::Io(format!(
+                "job {}: removing trees takes more than {} s; publish it again later",
+                record.number(),
+                REMOVAL_TIME_MAX.as_secs()
+            )));
+        }
+        std::thread::sleep(REMOVAL_LOOK);
+    }
+    Ok(())
+}
+
+/// The number of what has a name in a directory.
+fn child(rows: &dyn Engine, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>, VolumeError> {
+    let mut found = None;
+    let key = KeyRef::new(Table::Entry, dir, name);
+    rows.get_many(&[key], &mut |_, row| {
+        found = row.value.and_then(|value| Entry::peek(value).ok()).map(|(number, _)| number);
+    })
+    .map_err(engine)?;
+    Ok(found)
 }
 
 /// A row of a version as it is written.
@@ -128,6 +189,19 @@ struct VersionRows<'a> {
     dirs: BTreeSet<InodeId>,
     /// Objects that the job has made.
     objects: BTreeSet<ObjectId>,
+    /// Directories of the trash, which are empty and not part of a version, the first one being
+    /// `/.trash`.
+    trash: Vec<InodeId>,
+}
+
+/// The directories of the trash, if there is one.
+fn trash_of(rows: &dyn Engine) -> Result<Vec<InodeId>, VolumeError> {
+    let Some(trash) = child(rows, ROOT, TRASH)? else { return Ok(Vec::new()) };
+    let mut dirs = vec![trash];
+    for name in [KEPT, REMOVING] {
+        dirs.extend(child(rows, trash, name)?);
+    }
+    Ok(dirs)
 }
 
 fn write(
@@ -137,7 +211,7 @@ fn write(
     rows: &BucketEngine,
 ) -> Result<(VersionManifest, u64), VolumeError> {
     let (clock, inodes, figures) = Node::rows_at_rest(rows).map_err(node)?;
-    let figures = figures
+    let mut figures = figures
         .ok_or_else(|| VolumeError::Io("the job has no figures; publish it again".into()))?;
     let writer = VersionWriter::begin(jobs.versions.place(), record.id_bytes());
     let mut out = VersionRows {
@@ -145,7 +219,9 @@ fn write(
         writer: writer.map_err(engine)?,
         dirs: BTreeSet::new(),
         objects: BTreeSet::new(),
+        trash: trash_of(rows)?,
     };
+    figures[1] -= out.trash.len() as i64;
     rows.visit_changes(|key, value| out.row(key, value)).map_err(engine)?;
     out.shares().map_err(engine)?;
     out.objects().map_err(engine)?;
@@ -195,6 +271,9 @@ impl VersionRows<'_> {
     /// One row that the job has changed.
     fn row(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
         let KeyRef { table, id, suffix } = KeyRef::decode(key).ok_or_else(|| damaged("its key"))?;
+        if self.is_trash(table, id, suffix) {
+            return self.put(key, None);
+        }
         match table {
             Table::Entry if id == 0 => Ok(()),
             Table::DirId if id == ROOT => Ok(()),
@@ -240,6 +319,19 @@ impl VersionRows<'_> {
         }
     }
 
+    /// Whether a row is one of the trash.
+    fn is_trash(&self, table: Table, id: InodeId, suffix: &[u8]) -> bool {
+        let Some(first) = self.trash.first() else { return false };
+        match table {
+            Table::Entry if id == ROOT => suffix == TRASH,
+            Table::Subdir if id == ROOT => suffix == first.to_be_bytes(),
+            Table::Entry | Table::Subdir | Table::DirId | Table::DirStat | Table::Xattr => {
+                self.trash.contains(&id)
+            }
+            _ => false,
+        }
+    }
+
     /// Writes a row; that one is deleted only if there is one below.
     fn put(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
         if value.is_none() && self.rows.row_below(key)?.is_none() {
@@ -262,6 +354,9 @@ impl VersionRows<'_> {
             })?;
             if let Some(why) = why {
                 return Err(damaged(why.0));
+            }
+            if dir == ROOT && !self.trash.is_empty() {
+                (sum.children, sum.subdirs) = (sum.children - 1, sum.subdirs - 1);
             }
             let mut key = Vec::new();
             KeyRef::new(Table::DirStat, dir, &share_suffix(0)).encode_into(&mut key);
