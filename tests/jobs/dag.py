@@ -63,6 +63,7 @@ class Job:
         self.rng = rng
         self.version = version
         self.tree = view(version.stack())
+        self.before = set(self.tree)
         self.own = set()
         self.acts = []
 
@@ -95,7 +96,10 @@ class Job:
     def gone(self, path):
         for each in [path, *self.below(path)]:
             del self.tree[each]
-            self.version.changes[each] = None
+            # What the job has made itself and removed again it says nothing of.
+            self.version.changes.pop(each, None)
+            if each in self.before:
+                self.version.changes[each] = None
         while path := os.path.dirname(path):
             self.version.changes[path] = ["dir"]
 

@@ -258,6 +258,20 @@ for point in job.sealed job.written job.named job.rows-removed; do
         refuses "$point: it is changed no more" "being published" \
             k job run "$vol" --resume "$number" -- true
     fi
+    case $point in
+    job.named)
+        refuses "$point: it cannot be aborted" "has been published as $name" \
+            k job abort "$vol" "$number"
+        check "$point: the version" same "$(tree "$name")" "data kept=kept x=1 y/ y/z=2"
+        continue
+        ;;
+    job.rows-removed)
+        refuses "$point: it gets no other name" "published as $name already.*version rename" \
+            k job publish "$vol" "$number" --as other@1
+        check "$point: the version" same "$(tree "$name")" "data kept=kept x=1 y/ y/z=2"
+        continue
+        ;;
+    esac
     check "$point: published after all" k job publish "$vol" "$number"
     check "$point: the version" same "$(tree "$name")" "data kept=kept x=1 y/ y/z=2"
 done

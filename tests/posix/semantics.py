@@ -49,6 +49,10 @@ ELSEWHERE = {
     "Q11": "tests/cluster/quotas.sh",
     **{f"B{number}": "tests/bucket/follow.sh" for number in range(1, 6)},
     **{f"K{number}": "tests/s3/tiers.sh" for number in range(1, 7)},
+    **{f"V{number}": "tests/versions/publish.sh" for number in (1, 2, 4, 5)},
+    **{f"V{number}": "tests/versions/curators.sh" for number in (3, 6, 7, 8)},
+    "V9": "tests/versions/compact.sh",
+    **{f"J{number}": "tests/jobs/jobs.sh" for number in range(1, 10)},
 }
 TESTS = {}
 libc = ctypes.CDLL(None, use_errno=True)

@@ -324,11 +324,22 @@ impl Jobs {
         Ok(removed)
     }
 
-    /// Removes all of a job. Its objects are found by their numbers.
+    /// Removes all of a job, unless it has been published. Its objects are found by their numbers.
     fn remove(&self, record: &JobRecord) -> Result<u64, VolumeError> {
+        let id = record.id_bytes();
+        // First: a process that publishes it at this moment gives it no name any more.
+        self.versions.stop_writer(&id).map_err(engine)?;
+        if let Some(found) = self.versions.of_id(&id).map_err(engine)? {
+            publish::end(self, record)?;
+            return Err(VolumeError::Invalid(format!(
+                "job {} has been published as {}, and is none any more; nothing was removed",
+                record.number(),
+                found.name
+            )));
+        }
         let own = |object: ObjectId| job_of_object(object) == Some(record.number());
         let removed = remove_objects(&*self.storage.store, &own)?;
-        self.versions.remove_data(&record.id_bytes()).map_err(engine)?;
+        self.versions.remove_data(&id).map_err(engine)?;
         self.jobs.remove(record.number()).map_err(engine)?;
         Ok(removed)
     }

@@ -59,14 +59,22 @@ pub fn publish(
 ) -> Result<PublishedJob, VolumeError> {
     let name = name.unwrap_or(&record.name);
     kestrel_bucket::version::check_name(name).map_err(VolumeError::Invalid)?;
-    if let Some(found) = jobs.versions.find(name).map_err(engine)? {
-        if found.id != record.id {
-            return Err(taken(name, record));
-        }
+    if let Some(found) = jobs.versions.of_id(&record.id_bytes()).map_err(engine)? {
         // The process that published it was killed behind that.
         let changed = found.rows;
         end(jobs, record)?;
+        if found.name != name {
+            return Err(VolumeError::Invalid(format!(
+                "job {} has been published as {} already; `kestrel version rename` gives it \
+                 another name",
+                record.number(),
+                found.name
+            )));
+        }
         return Ok(PublishedJob { version: found, changed });
+    }
+    if jobs.versions.find(name).map_err(engine)?.is_some() {
+        return Err(taken(name, record));
     }
     let options = BucketOptions {
         memory_bytes: resources.metadata_bytes,
@@ -90,6 +98,8 @@ pub fn publish(
     jobs.versions.remove_tables(&record.id_bytes()).map_err(engine)?;
     let (version, changed) = write(jobs, record, name, &opened)?;
     crash::point("job.written");
+    // Fails if another process has taken the job over.
+    seal(&opened).map_err(engine)?;
     if !jobs.versions.publish(&version).map_err(engine)? {
         return Err(taken(name, record));
     }
@@ -108,7 +118,7 @@ fn taken(name: &str, record: &JobRecord) -> VolumeError {
 }
 
 /// A published job is none any more.
-fn end(jobs: &Jobs, record: &JobRecord) -> Result<(), VolumeError> {
+pub(super) fn end(jobs: &Jobs, record: &JobRecord) -> Result<(), VolumeError> {
     jobs.jobs.remove_rows(record).map_err(engine)?;
     crash::point("job.rows-removed");
     jobs.jobs.remove(record.number()).map_err(engine)?;

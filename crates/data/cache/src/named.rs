@@ -255,6 +255,8 @@ mod tests {
         );
         assert_eq!(inner.calls("read"), before);
         store.remove(table).unwrap();
+        // The disk's queue removes it.
+        assert!(store.cache.flush(Duration::from_secs(30)));
         assert!(store.read_range(table, 5, 10).is_err());
     }
 

@@ -170,6 +170,31 @@ impl VersionRegistry {
         })
     }
 
+    /// The version of this identity, if it has a name; of several one.
+    ///
+    /// # Errors
+    /// The store's, and those of a manifest that cannot be read and has the identity in it.
+    pub fn of_id(&self, id: &VersionId) -> Result<Option<VersionManifest>, EngineError> {
+        for name in self.names("")? {
+            match self.find(&name) {
+                Ok(Some(version)) if version.id_bytes() == *id => return Ok(Some(version)),
+                Ok(_) => {}
+                Err(why) if self.needs_it(&name, id)? => return Err(why),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// From now on a process that is writing this version cannot give it a name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn stop_writer(&self, id: &VersionId) -> Result<(), EngineError> {
+        let writer = VersionPlace::part_of(id, WRITER);
+        self.place.store().remove(&writer).map_err(|why| self.failed(&why))
+    }
+
     /// Whether a job is this version, or was begun on it.
     fn is_needed_by_job(&self, id: &VersionId) -> Result<bool, EngineError> {
         let jobs = JobRegistry::new(self.place.clone(), self.volume);
@@ -324,9 +349,8 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_tables(&self, id: &VersionId) -> Result<(), EngineError> {
+        self.stop_writer(id)?;
         let store = self.place.store();
-        let writer = VersionPlace::part_of(id, WRITER);
-        store.remove(&writer).map_err(|why| self.failed(&why))?;
         let found = store.list(&VersionPlace::tables_of(id)).map_err(|why| self.failed(&why))?;
         found
             .iter()
