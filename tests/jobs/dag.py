@@ -34,12 +34,16 @@ class Version:
 
 
 def stacked(inputs):
+    """What is below a job: the order of a more important input stays, and what another one has
+    besides comes in as low as may be."""
     out = []
-    for version in reversed(inputs):
-        for layer in reversed(version.stack()):
-            if layer not in out:
-                out.append(layer)
-    return out[::-1]
+    for version in inputs:
+        stack = version.stack()
+        for at in reversed(range(len(stack))):
+            if stack[at] not in out:
+                below = [out.index(each) for each in stack[at + 1 :] if each in out]
+                out.insert(min(below, default=len(out)), stack[at])
+    return out
 
 
 def view(layers):
@@ -64,7 +68,8 @@ class Job:
         self.version = version
         self.tree = view(version.stack())
         self.before = set(self.tree)
-        self.own = set()
+        # In order: a set has another one in each run.
+        self.own = {}
         self.acts = []
 
     def below(self, path):
@@ -122,7 +127,7 @@ class Job:
                 what = ["dir"]
             else:
                 what = ["link", f"to {self.rng.randrange(99)}"]
-            self.own.add(path)
+            self.own[path] = True
             self.put(path, what)
             self.acts.append([act, path, what])
             return
@@ -143,7 +148,7 @@ class Job:
             self.gone(path)
             for each in sorted(moved):
                 self.put(each, moved[each])
-                self.own.add(each)
+                self.own[each] = True
             self.acts.append([act, path, to])
             return
         path = self.rng.choice([*self.files(), None])
@@ -168,7 +173,7 @@ class Job:
             to = self.free()
             # Later changes would be those of both names.
             if to and path in self.own:
-                self.own.discard(path)
+                self.own.pop(path, None)
                 what = self.tree[path]
                 copy = ["file", what[1], what[2]]
                 self.put(to, copy)

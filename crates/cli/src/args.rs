@@ -96,7 +96,7 @@ pub struct LogDirArgs {
     /// if this one is lost, that is lost
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// How often changes of --log-dir go to the bucket
+    /// How often changes of --log-dir, or of a job, go to the store
     #[arg(long, value_name = "TIME", value_parser = upload_every_arg, default_value = "5s")]
     pub upload_every: Duration,
     /// A log that does not fit the volume any more, because another machine took it over, say, is
@@ -106,7 +106,7 @@ pub struct LogDirArgs {
 }
 
 /// A time between two uploads.
-fn upload_every_arg(text: &str) -> Result<Duration, String> {
+pub fn upload_every_arg(text: &str) -> Result<Duration, String> {
     let every = duration_arg(text)?;
     if !UPLOAD_EVERY.contains(&every) {
         return Err("10ms to 1h".into());

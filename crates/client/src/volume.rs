@@ -86,8 +86,6 @@ pub struct Resources {
     pub take_over: bool,
     /// Metadata in a bucket: a log on a local disk in front of it.
     pub log_dir: LogDirSettings,
-    /// A job's namespace: how long changes may wait for their upload if nobody waits for them.
-    pub job_upload_every: Duration,
 }
 
 /// A log on a local disk in front of metadata in a bucket.
@@ -95,7 +93,8 @@ pub struct Resources {
 pub struct LogDirSettings {
     /// Its directory; none: there is no log, unless a process that was killed here has left one.
     pub dir: Option<PathBuf>,
-    /// How often its batches are uploaded.
+    /// How often its batches are uploaded; of a job's namespace, which has no such log, how long
+    /// changes may wait for their upload if nothing waits for them.
     pub upload_every: Duration,
     /// A log that does not fit the volume any more is set aside, instead of being a failure.
     pub discard: bool,
@@ -131,7 +130,6 @@ impl Default for Resources {
             store: StoreOptions::default(),
             take_over: false,
             log_dir: LogDirSettings::default(),
-            job_upload_every: UPLOAD_EVERY_DEFAULT,
         }
     }
 }

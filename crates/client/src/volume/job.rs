@@ -28,6 +28,12 @@ pub(super) fn open_rows(
     before_sync: BeforeSync,
 ) -> Result<Arc<dyn Engine>, VolumeError> {
     let failed = |why: EngineError| VolumeError::engine_at(dir, why);
+    if resources.log_dir.dir.is_some() {
+        return Err(VolumeError::Invalid(format!(
+            "{}: --log-dir is not for jobs: another machine could not go on with what is there",
+            dir.display()
+        )));
+    }
     let versions = Storage::versions_of(dir, descriptor, &resources.store)?;
     let jobs = JobRegistry::new(versions.place().clone(), *versions.volume());
     let Some(record) = jobs.find(job).map_err(failed)? else {
@@ -39,7 +45,7 @@ pub(super) fn open_rows(
     let options = BucketOptions {
         memory_bytes: resources.metadata_bytes,
         take_over: resources.take_over,
-        upload_every: Some(resources.job_upload_every),
+        upload_every: Some(resources.log_dir.upload_every),
     };
     let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
     if is_sealed(&opened).map_err(failed)? {

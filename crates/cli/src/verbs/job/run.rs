@@ -4,14 +4,16 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus as ChildStatus};
+use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::job::BegunJob;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 
 use super::super::snapshot::KeyArgs;
-use super::server::{JOB_ENV, address, output_of, program, store_options};
+use super::server::{JOB_ENV, address, output_of, program, store_options, upload_option};
 use super::{InputArgs, begin, fail, jobs_of, print_published, publish, resources};
+use crate::args::upload_every_arg;
 
 /// The variable with the directory that the job is mounted at.
 const DIR_ENV: &str = "KESTREL_JOB_DIR";
@@ -41,6 +43,9 @@ pub struct RunArgs {
     /// With --resume: take the job over from a process of another machine
     #[arg(long, requires = "resume")]
     take_over: bool,
+    /// How long changes may wait for their upload if nothing syncs them, 10ms to 1h
+    #[arg(long, value_name = "TIME", value_parser = upload_every_arg, default_value = "5s")]
+    upload_every: Duration,
     /// Do not publish, whatever comes of the command
     #[arg(long)]
     keep: bool,
@@ -94,7 +99,7 @@ impl Mounted {
         source: &str,
         args: &MountArgs,
         store: &KeyArgs,
-        take_over: bool,
+        options: &[String],
     ) -> Result<Self, Failure> {
         let dir = match &args.mount {
             Some(dir) => {
@@ -111,9 +116,7 @@ impl Mounted {
         if let Some(cache) = &args.cache_dir {
             mount.arg("--cache-dir").arg(cache);
         }
-        if take_over {
-            mount.arg("--take-over");
-        }
+        mount.args(options);
         let done = output_of(&mut mount);
         if done.is_err() {
             mounted.remove_dir();
@@ -184,7 +187,11 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
         ))
     };
     let source = job.dir.to_string_lossy().into_owned();
-    let mounted = Mounted::at(&source, &args.mount, &args.store, args.take_over)?;
+    let mut options = upload_option(args.upload_every).to_vec();
+    if args.take_over {
+        options.push("--take-over".into());
+    }
+    let mounted = Mounted::at(&source, &args.mount, &args.store, &options)?;
     let status = run_command(&args.command, &mounted.dir, None);
     mounted.end()?;
     let status = status?;
@@ -213,7 +220,7 @@ pub fn join(args: &JoinArgs) -> Result<ExitStatus, Failure> {
         true => address(Path::new(&job)).unwrap_or(job),
         false => job,
     };
-    let mounted = Mounted::at(&source, &args.mount, &args.store, false)?;
+    let mounted = Mounted::at(&source, &args.mount, &args.store, &[])?;
     let status = run_command(&args.command, &mounted.dir, Some(&source));
     mounted.end()?;
     match status? {

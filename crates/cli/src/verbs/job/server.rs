@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::control::QUICK;
@@ -18,6 +19,7 @@ use serde_json::json;
 use super::super::ask;
 use super::super::snapshot::KeyArgs;
 use super::fail;
+use crate::args::upload_every_arg;
 
 /// The variable by which processes find their job.
 pub const JOB_ENV: &str = "KESTREL_JOB";
@@ -31,6 +33,14 @@ pub struct ServerArgs {
     /// Where the job's server listens: ADDRESS:PORT; port 0: any that is free
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     listen: String,
+    /// How long changes may wait for their upload if nothing syncs them, 10ms to 1h
+    #[arg(long, value_name = "TIME", value_parser = upload_every_arg, default_value = "5s")]
+    upload_every: Duration,
+}
+
+/// The option for a process that has the job open.
+pub fn upload_option(every: Duration) -> [String; 2] {
+    ["--upload-every".into(), format!("{}ms", every.as_millis())]
 }
 
 /// This program.
@@ -82,7 +92,7 @@ pub fn start(
 ) -> Result<ExitStatus, Failure> {
     let mut serve = program()?;
     serve.arg("serve").arg(&job.dir).args(["--listen", &args.listen]);
-    serve.args(store_options(store));
+    serve.args(upload_option(args.upload_every)).args(store_options(store));
     if take_over {
         serve.arg("--take-over");
     }

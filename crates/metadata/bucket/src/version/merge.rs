@@ -131,14 +131,19 @@ fn stacked(place: &VersionPlace, inputs: &[VersionManifest]) -> Result<JobBase, 
             numbers.push(NumberSpan { id: span.id.clone(), first, end });
         }
     }
-    // From the lowest one up: what a version was made on is in its stack, below it.
+    // The order of a more important input stays. What a less important one has besides comes in as
+    // low as may be: above what is below it there.
     let mut layers: Vec<LayerRecord> = Vec::new();
-    for layer in stacks.into_iter().rev().flat_map(|stack| stack.into_iter().rev()) {
-        if !layers.iter().any(|other| other.id == layer.id) {
-            layers.push(layer);
+    for stack in stacks {
+        for (at, layer) in stack.iter().enumerate().rev() {
+            if layers.iter().any(|other| other.id == layer.id) {
+                continue;
+            }
+            let is_below = |other: &LayerRecord| stack[at + 1..].iter().any(|it| it.id == other.id);
+            let place = layers.iter().position(is_below).unwrap_or(layers.len());
+            layers.insert(place, layer.clone());
         }
     }
-    layers.reverse();
     if layers.len() > LAYERS_MAX {
         return Err(refused(format!(
             "inputs: they have {} versions in all, and a job has at most {LAYERS_MAX}; copy what \
@@ -300,6 +305,8 @@ struct Merge {
     classes: Classes,
     /// Layers with changes in a directory.
     touched: HashMap<InodeId, BTreeSet<usize>>,
+    /// Layers with changes in a directory or somewhere below it, as they see it.
+    asserted: HashMap<InodeId, BTreeSet<usize>>,
     /// Entries of a layer that do not count.
     suppressed: HashSet<(usize, InodeId, Box<[u8]>)>,
     /// Directories that a layer has removed and that stay.
@@ -321,6 +328,14 @@ fn key_of(table: Table, id: InodeId, suffix: &[u8]) -> Vec<u8> {
 /// A key of a layer's row, taken apart.
 fn parts(key: &[u8]) -> Result<KeyRef<'_>, EngineError> {
     KeyRef::decode(key).ok_or_else(|| EngineError::Corrupt("a row of an input has no key".into()))
+}
+
+/// A directory's parent and name, unless it is the root.
+fn place_of(row: &[u8]) -> Option<(InodeId, &[u8])> {
+    // A version, the parent, and a name.
+    let (parent, name) = row.get(1..)?.split_first_chunk()?;
+    let parent = InodeId::from_be_bytes(*parent);
+    (parent != 0).then_some((parent, name))
 }
 
 fn kind_of(value: &[u8]) -> Result<(InodeId, Kind), EngineError> {
@@ -350,6 +365,7 @@ impl Merge {
             sees: pairs(&is_above),
             classes,
             touched: HashMap::new(),
+            asserted: HashMap::new(),
             suppressed: HashSet::new(),
             kept: HashSet::new(),
             extra: BTreeSet::new(),
@@ -384,10 +400,82 @@ impl Merge {
         self.touched.entry(dir).or_default().insert(layer);
     }
 
-    /// Layers with changes in a directory, by any of its numbers.
-    fn touching(&self, dir: InodeId) -> BTreeSet<usize> {
+    /// Layers that say, by what they have changed in it or below, that a directory is there.
+    fn asserting(&self, dir: InodeId) -> BTreeSet<usize> {
         let members = self.classes.members(dir);
-        members.iter().filter_map(|member| self.touched.get(member)).flatten().copied().collect()
+        members.iter().filter_map(|member| self.asserted.get(member)).flatten().copied().collect()
+    }
+
+    /// Notes of each directory with changes those above it, as the layer sees them.
+    fn assert_above(&mut self) -> Result<(), EngineError> {
+        self.asserted = self.touched.clone();
+        for (dir, layers) in &self.touched {
+            for layer in layers {
+                let mut below = *dir;
+                while let Some(parent) = self.parent_seen(*layer, below)? {
+                    if !self.asserted.entry(parent).or_default().insert(*layer) {
+                        break;
+                    }
+                    below = parent;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory above one, as a layer sees it.
+    fn parent_seen(&self, layer: usize, dir: InodeId) -> Result<Option<InodeId>, EngineError> {
+        let seen = |other: &usize| *other == layer || self.sees[layer][*other];
+        for other in (0..self.layers.len()).filter(seen) {
+            for member in self.classes.members(dir) {
+                if let Some(place) = self.layers[other].get(&key_of(Table::DirId, member, &[]))? {
+                    return Ok(place.as_deref().and_then(place_of).map(|(parent, _)| parent));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a directory is by a name: by the rows of its place, which is settled, or because
+    /// nothing says where else it would be.
+    fn is_at(&self, number: InodeId, dir: InodeId, name: &[u8]) -> Result<bool, EngineError> {
+        let members = self.classes.members(number);
+        let row = |member: &InodeId| self.rows.get(&key_of(Table::DirId, *member, &[]));
+        let place = match members.iter().find_map(row) {
+            Some(place) => place.clone(),
+            None => self.first_row(&key_of(Table::DirId, number, &[]))?,
+        };
+        Ok(match place.as_deref().and_then(place_of) {
+            Some((parent, own)) => {
+                self.classes.find(parent) == self.classes.find(dir) && own == name
+            }
+            None => true,
+        })
+    }
+
+    /// Rows of a name in the order in which they decide. A directory counts as a row of the first
+    /// layer that was made on its layer and has changed something below it.
+    fn in_order<'r>(
+        &self,
+        (dir, name): (InodeId, &[u8]),
+        mut rows: Vec<&'r NameRow>,
+    ) -> Result<Vec<&'r NameRow>, EngineError> {
+        if rows.len() < 2 {
+            return Ok(rows);
+        }
+        let mut firsts = HashMap::new();
+        for (layer, member, value) in &rows {
+            let Some(value) = value else { continue };
+            let (number, kind) = kind_of(value)?;
+            if kind == Kind::Dir && self.is_at(number, dir, name)? {
+                let by = self.asserting(number).into_iter().find(|by| self.sees[*by][*layer]);
+                firsts.insert((*layer, *member), by.unwrap_or(*layer).min(*layer));
+            }
+        }
+        let first = |row: &NameRow| firsts.get(&(row.0, row.1)).copied().unwrap_or(row.0);
+        // A layer's own row decides before what it says by changes below.
+        rows.sort_by_key(|row| (first(row), first(row) != row.0));
+        Ok(rows)
     }
 
     /// Settles everything.
@@ -493,6 +581,7 @@ impl Merge {
                 self.settle_inode(number, *first, places.get(&number).map_or(&[], Vec::as_slice))?;
             }
         }
+        self.assert_above()?;
         self.settle_removed(&removed)
     }
 
@@ -541,8 +630,8 @@ impl Merge {
         let parents: HashMap<(usize, InodeId), InodeId> =
             removed.iter().map(|(layer, dir, child)| ((*layer, *child), *dir)).collect();
         for (layer, dir, child) in removed {
-            let touching = self.touching(*child);
-            let other = touching.iter().find(|other| !self.is_ordered[*layer][**other]);
+            let asserting = self.asserting(*child);
+            let other = asserting.iter().find(|other| !self.is_ordered[*layer][**other]);
             let Some(other) = other else { continue };
             if other > layer {
                 self.note(*child, b"", *layer, *other);
@@ -582,13 +671,13 @@ impl Merge {
     /// Directories with changes of unordered layers; whether some have become one.
     fn settle_dirs(&mut self) -> Result<bool, EngineError> {
         let dirs: BTreeSet<InodeId> =
-            self.touched.keys().chain(&self.extra).map(|dir| self.classes.find(*dir)).collect();
+            self.asserted.keys().chain(&self.extra).map(|dir| self.classes.find(*dir)).collect();
         let mut queue: Vec<InodeId> = dirs.into_iter().collect();
         let (mut done, mut joined) = (HashSet::new(), false);
         while let Some(dir) = queue.pop() {
             let dir = self.classes.find(dir);
             let is_extra = self.classes.members(dir).iter().any(|it| self.extra.contains(it));
-            if (!is_extra && !self.is_shared(&self.touching(dir))) || !done.insert(dir) {
+            if (!is_extra && !self.is_shared(&self.asserting(dir))) || !done.insert(dir) {
                 continue;
             }
             for number in self.settle_dir(dir)? {
@@ -606,7 +695,7 @@ impl Merge {
         let (mut stat, mut dirs, mut joined) = (DirStat::default(), HashSet::new(), Vec::new());
         let mut names = Names::new(self, &members)?;
         while let Some((name, rows)) = names.next()? {
-            let counted = self.counted(&name, &rows);
+            let counted = self.in_order((dir, &name), self.counted(&name, &rows))?;
             let chosen = counted.first().and_then(|row| row.2.as_ref().map(|value| (row, value)));
             if counted.first().map(|row| row.0) != rows.first().map(|row| row.0) {
                 let value = chosen.map(|(_, value)| value.clone());
@@ -753,10 +842,7 @@ impl Merge {
                 Some(value) => value.clone(),
                 None => self.first_row(&key)?.map(|value| value.to_vec()),
             };
-            // A version, the parent, and a name.
-            let parent =
-                place.as_deref().and_then(|place| place.get(1..PREFIX_LEN)?.try_into().ok());
-            let parent = parent.map(u64::from_be_bytes).filter(|parent| *parent != 0);
+            let parent = place.as_deref().and_then(place_of).map(|(parent, _)| parent);
             Ok(parent.map(|parent| self.classes.find(parent)))
         };
         for (layer, name) in self.names.iter().enumerate() {
