@@ -439,18 +439,50 @@ impl Merge {
     /// Whether a directory is by a name: by the rows of its place, which is settled, or because
     /// nothing says where else it would be.
     fn is_at(&self, number: InodeId, dir: InodeId, name: &[u8]) -> Result<bool, EngineError> {
-        let members = self.classes.members(number);
-        let row = |member: &InodeId| self.rows.get(&key_of(Table::DirId, *member, &[]));
-        let place = match members.iter().find_map(row) {
-            Some(place) => place.clone(),
-            None => self.first_row(&key_of(Table::DirId, number, &[]))?,
-        };
+        let place = self.settled_row(Table::DirId, number, &[])?;
         Ok(match place.as_deref().and_then(place_of) {
             Some((parent, own)) => {
                 self.classes.find(parent) == self.classes.find(dir) && own == name
             }
             None => true,
         })
+    }
+
+    /// Whether a path leads to a directory.
+    fn is_reachable(&self, dir: InodeId) -> Result<bool, EngineError> {
+        let (mut below, mut seen) = (self.classes.find(dir), HashSet::new());
+        while below != ROOT {
+            if !seen.insert(below) {
+                // A circle, which is refused for what it is.
+                return Ok(true);
+            }
+            let place = self.settled_row(Table::DirId, below, &[])?;
+            let Some((parent, name)) = place.as_deref().and_then(place_of) else {
+                return Ok(false);
+            };
+            let entry = self.settled_row(Table::Entry, parent, name)?;
+            let found = entry.map(|entry| kind_of(&entry)).transpose()?;
+            if found.is_none_or(|(number, _)| self.classes.find(number) != below) {
+                return Ok(false);
+            }
+            below = self.classes.find(parent);
+        }
+        Ok(true)
+    }
+
+    /// A row as it is settled, or as the first layer has it.
+    fn settled_row(
+        &self,
+        table: Table,
+        id: InodeId,
+        suffix: &[u8],
+    ) -> Result<Option<Bytes>, EngineError> {
+        let members = self.classes.members(id);
+        let settled = members.iter().find_map(|it| self.rows.get(&key_of(table, *it, suffix)));
+        match settled {
+            Some(row) => Ok(row.clone()),
+            None => self.first_row(&key_of(table, id, suffix)),
+        }
     }
 
     /// Rows of a name in the order in which they decide. A directory counts as a row of the first
@@ -502,10 +534,22 @@ impl Merge {
         let aliases = Aliases::new(self.classes.pairs());
         let mapping = Mapping::new(&base.numbers, &base.numbers, Arc::new(aliases));
         let mapping = mapping.map_err(EngineError::Corrupt)?;
-        let rows = std::mem::take(&mut self.rows);
         let mut out = BTreeMap::new();
-        for (key, value) in rows {
-            let KeyRef { table, id, suffix } = parts(&key)?;
+        let mut reachable = HashMap::new();
+        for (key, value) in &self.rows {
+            let KeyRef { table, id, suffix } = parts(key)?;
+            // Rows of a directory would say that the job has changed it.
+            if matches!(table, Table::Entry | Table::DirStat | Table::Subdir) {
+                let dir = self.classes.find(id);
+                let is_there = match reachable.get(&dir) {
+                    Some(is_there) => *is_there,
+                    None => self.is_reachable(dir)?,
+                };
+                reachable.insert(dir, is_there);
+                if !is_there {
+                    continue;
+                }
+            }
             let child = match (table, <[u8; 8]>::try_from(suffix)) {
                 (Table::Subdir, Ok(child)) => {
                     Some(self.classes.find(u64::from_be_bytes(child)).to_be_bytes())
@@ -514,7 +558,7 @@ impl Merge {
             };
             let suffix = child.as_ref().map_or(suffix, |child| &child[..]);
             let key = key_of(table, self.classes.find(id), suffix);
-            let value = value.map(|value| mapping.value(table, value)).transpose()?;
+            let value = value.clone().map(|value| mapping.value(table, value)).transpose()?;
             out.insert(key, value.map(|value| value.to_vec()));
         }
         self.check_circles(&out)?;
