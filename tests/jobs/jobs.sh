@@ -78,6 +78,8 @@ job_servers() {
         kill -9 "$pid" 2>/dev/null
     done
     [ -z "${stopped:-}" ] || kill -9 "$stopped" 2>/dev/null
+    # It waits for a server that was killed.
+    [ -z "${waiting:-}" ] || kill -9 "$waiting" 2>/dev/null
 }
 AT_END=job_servers
 # server MACHINE: the process that serves the job.
@@ -210,6 +212,7 @@ eval "$(k job start "$vol" --input first@1 --publish kept@1 2>/dev/null)"
 k mount "$KESTREL_JOB" "$WORK/dead" >/dev/null
 echo synced >"$WORK/dead/synced"
 sync "$WORK/dead/synced"
+waiting=$(pgrep -f "kestrel mount kestrel://.* $WORK/dead " | head -n 1)
 kill -9 "$(server a)"
 k umount --force "$WORK/dead" 2>/dev/null || true
 eval "$(other job resume "$vol" kept@1 2>/dev/null)"
