@@ -142,11 +142,12 @@ check "both trees are one" job both@1 "left@1 right@1" 'test "$(ls -d both/*)" =
 both/l
 both/r"; test "$(cat both/deep/*)" = "L
 R"; test "$(cat clash)" = L; test "$(stat -c %h both)" = 3; rm both/r; mv r both/moved'
+# told FIRST SECOND: what a job says of these inputs.
 told() {
-    k job run "$vol" --input left@1 --input right@1 --publish q@1 --keep -- true 2>&1
+    k job run "$vol" --input "$1" --input "$2" --publish q@1 --keep -- true 2>&1 || return
+    k job abort "$vol" q@1
 }
-check "a name in both is told" prints 'clash: of left@1, not of right@1' told
-check "that job is aborted" k job abort "$vol" q@1
+check "a name in both is told" prints 'clash: of left@1, not of right@1' told left@1 right@1
 check "the other order" job both@2 "right@1 left@1" 'test "$(cat clash)" = R'
 check "changes of directories of both" same "$(tree both@1)" \
     "both/ both/deep/ both/deep/l=L both/deep/r=R both/l=L both/moved/ clash=L l/"
@@ -182,6 +183,12 @@ check "the same, renamed first" prints '^d/f2=f d/g2=g d/g=g d/h=h gone/k=k gone
 check "a file changed here and removed there, changed first" prints '^zeros Y1500000$' \
     merged q@6 "moves@1 removes@1"
 check "the same, removed first" not grep -q zeros <(merged q@7 "removes@1 moves@1")
+check "a file that both have changed is told" prints 'd/f2: of changes@1, not of moves@1' \
+    told changes@1 moves@1
+check "a removed directory that stays is told" prints 'gone: of changes@1, not of renames@1' \
+    told changes@1 renames@1
+check "one that does not stay, too" prints 'gone: of renames@1, not of changes@1' \
+    told renames@1 changes@1
 refuses "directories moved into each other" "moved a directory into one that another" \
     job q@8 "into1@1 into2@1" true
 check "no job is left" same "$(k job list "$vol")" ""

@@ -298,8 +298,6 @@ struct Merge {
     names: Vec<String>,
     /// Numbers that each layer gave itself.
     own: Vec<(InodeId, InodeId)>,
-    /// Whether one of two layers was made on the other one.
-    is_ordered: Vec<Vec<bool>>,
     /// Whether a layer was made on another one, or is it.
     sees: Vec<Vec<bool>>,
     classes: Classes,
@@ -309,8 +307,6 @@ struct Merge {
     asserted: HashMap<InodeId, BTreeSet<usize>>,
     /// Entries of a layer that do not count.
     suppressed: HashSet<(usize, InodeId, Box<[u8]>)>,
-    /// Directories that a layer has removed and that stay.
-    kept: HashSet<(usize, InodeId)>,
     /// Directories that are looked at in any case.
     extra: BTreeSet<InodeId>,
     conflicts: Vec<(InodeId, Box<[u8]>, usize, usize)>,
@@ -354,20 +350,15 @@ impl Merge {
         };
         let own = base.layers.iter().map(span).collect();
         let all = &base.layers;
-        let pairs = |test: &dyn Fn(&LayerRecord, &LayerRecord) -> bool| -> Vec<Vec<bool>> {
-            all.iter().map(|one| all.iter().map(|other| test(one, other)).collect()).collect()
-        };
         Ok(Self {
             layers,
             names: all.iter().map(|layer| layer.name.clone()).collect(),
             own,
-            is_ordered: pairs(&|one, other| is_above(one, other) || is_above(other, one)),
-            sees: pairs(&is_above),
+            sees: all.iter().map(|one| all.iter().map(|it| is_above(one, it)).collect()).collect(),
             classes,
             touched: HashMap::new(),
             asserted: HashMap::new(),
             suppressed: HashSet::new(),
-            kept: HashSet::new(),
             extra: BTreeSet::new(),
             conflicts: Vec::new(),
             conflict_count: 0,
@@ -375,9 +366,14 @@ impl Merge {
         })
     }
 
+    /// Whether one of two layers was made on the other one, or is it.
+    fn is_ordered(&self, one: usize, other: usize) -> bool {
+        self.sees[one][other] || self.sees[other][one]
+    }
+
     /// Whether two of these layers are unordered.
     fn is_shared(&self, layers: &BTreeSet<usize>) -> bool {
-        layers.iter().any(|one| layers.iter().any(|other| !self.is_ordered[*one][*other]))
+        layers.iter().any(|one| layers.iter().any(|other| !self.is_ordered(*one, *other)))
     }
 
     /// Whether a number is that of something a layer did not make.
@@ -425,15 +421,44 @@ impl Merge {
 
     /// The directory above one, as a layer sees it.
     fn parent_seen(&self, layer: usize, dir: InodeId) -> Result<Option<InodeId>, EngineError> {
-        let seen = |other: &usize| *other == layer || self.sees[layer][*other];
-        for other in (0..self.layers.len()).filter(seen) {
-            for member in self.classes.members(dir) {
-                if let Some(place) = self.layers[other].get(&key_of(Table::DirId, member, &[]))? {
-                    return Ok(place.as_deref().and_then(place_of).map(|(parent, _)| parent));
+        let place = self.row_seen((Table::DirId, dir, &[]), &|it| self.sees[layer][it])?;
+        Ok(place.as_deref().and_then(place_of).map(|(parent, _)| parent))
+    }
+
+    /// A row as the first of some layers has it, by any number of its inode.
+    fn row_seen(
+        &self,
+        (table, id, suffix): (Table, InodeId, &[u8]),
+        sees: &dyn Fn(usize) -> bool,
+    ) -> Result<Option<Bytes>, EngineError> {
+        for (_, layer) in self.layers.iter().enumerate().filter(|(at, _)| sees(*at)) {
+            for member in self.classes.members(id) {
+                if let Some(found) = layer.get(&key_of(table, member, suffix))? {
+                    return Ok(found);
                 }
             }
         }
         Ok(None)
+    }
+
+    /// All rows of an inode as some layers have them, under this number.
+    fn rows_seen(
+        &self,
+        table: Table,
+        id: InodeId,
+        sees: &dyn Fn(usize) -> bool,
+    ) -> Result<BTreeMap<Vec<u8>, Option<Bytes>>, EngineError> {
+        let mut found = BTreeMap::new();
+        // From the lowest one up, so that the first one is what stays.
+        for layer in (0..self.layers.len()).rev().filter(|layer| sees(*layer)) {
+            for member in self.classes.members(id) {
+                let mut rows = self.rows_of_id(layer, table, member);
+                while let Some((key, value)) = rows.next_row()? {
+                    found.insert(key_of(table, id, &key[PREFIX_LEN..]), value);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Whether a directory is by a name: by the rows of its place, which is settled, or because
@@ -481,7 +506,7 @@ impl Merge {
         let settled = members.iter().find_map(|it| self.rows.get(&key_of(table, *it, suffix)));
         match settled {
             Some(row) => Ok(row.clone()),
-            None => self.first_row(&key_of(table, id, suffix)),
+            None => self.row_seen((table, id, suffix), &|_| true),
         }
     }
 
@@ -523,14 +548,11 @@ impl Merge {
             }
         }
         self.settle_inodes()?;
-        let settled = std::mem::take(&mut self.rows);
-        loop {
-            self.rows = settled.clone();
-            (self.conflicts, self.conflict_count) = (Vec::new(), 0);
-            if !self.settle_dirs()? {
-                break;
-            }
+        let settled = (self.rows.clone(), self.conflicts.clone(), self.conflict_count);
+        while self.settle_dirs()? {
+            (self.rows, self.conflicts, self.conflict_count) = settled.clone();
         }
+        self.check_circles()?;
         let aliases = Aliases::new(self.classes.pairs());
         let mapping = Mapping::new(&base.numbers, &base.numbers, Arc::new(aliases));
         let mapping = mapping.map_err(EngineError::Corrupt)?;
@@ -561,7 +583,6 @@ impl Merge {
             let value = value.clone().map(|value| mapping.value(table, value)).transpose()?;
             out.insert(key, value.map(|value| value.to_vec()));
         }
-        self.check_circles(&out)?;
         told.conflict_count = self.conflict_count;
         let conflict = |(dir, name, kept, hidden): &(InodeId, Box<[u8]>, usize, usize)| Conflict {
             dir: self.classes.find(*dir),
@@ -577,12 +598,12 @@ impl Merge {
     fn settle_inodes(&mut self) -> Result<(), EngineError> {
         let mut places: HashMap<InodeId, Vec<(usize, Place)>> = HashMap::new();
         let mut inodes: HashMap<InodeId, BTreeSet<usize>> = HashMap::new();
-        let mut removed: Vec<(usize, InodeId, InodeId)> = Vec::new();
+        let mut removed: Vec<(usize, InodeId)> = Vec::new();
         for layer in 0..self.layers.len() {
             // Without a version below both, they have no number in common.
             let has_common = (0..self.layers.len()).any(|other| {
                 let common = |below: usize| self.sees[layer][below] && self.sees[other][below];
-                !self.is_ordered[layer][other] && (0..self.layers.len()).any(common)
+                !self.is_ordered(layer, other) && (0..self.layers.len()).any(common)
             });
             if !has_common {
                 continue;
@@ -614,7 +635,7 @@ impl Merge {
                 let child = kestrel_types::key::number_of(key.suffix);
                 let place = key_of(Table::DirId, child, &[]);
                 if value.is_none() && matches!(self.layers[layer].get(&place)?, Some(None)) {
-                    removed.push((layer, key.id, child));
+                    removed.push((layer, child));
                 }
             }
         }
@@ -637,29 +658,16 @@ impl Merge {
         places: &[(usize, Place)],
     ) -> Result<(), EngineError> {
         for (layer, (dir, name)) in places {
-            if !self.is_ordered[first][*layer] {
+            if !self.is_ordered(first, *layer) {
                 self.suppressed.insert((*layer, *dir, name.clone()));
                 self.extra.insert(*dir);
                 self.note(*dir, name, first, *layer);
             }
         }
         for table in INODE_TABLES {
-            let mut all: BTreeMap<Vec<u8>, (Option<Bytes>, Option<Bytes>)> = BTreeMap::new();
-            // From the lowest one up, so that the first one is what stays.
-            for layer in (0..self.layers.len()).rev() {
-                for member in self.classes.members(number) {
-                    let mut rows = self.rows_of_id(layer, table, member);
-                    while let Some((key, value)) = rows.next_row()? {
-                        let key = key_of(table, number, &key[PREFIX_LEN..]);
-                        let (found, wanted) = all.entry(key).or_default();
-                        if layer == first || self.sees[first][layer] {
-                            wanted.clone_from(&value);
-                        }
-                        *found = value;
-                    }
-                }
-            }
-            for (key, (found, wanted)) in all {
+            let mut wanted = self.rows_seen(table, number, &|layer| self.sees[first][layer])?;
+            for (key, found) in self.rows_seen(table, number, &|_| true)? {
+                let wanted = wanted.remove(&key).flatten();
                 if found != wanted {
                     self.rows.insert(key, wanted);
                 }
@@ -668,38 +676,25 @@ impl Merge {
         Ok(())
     }
 
-    /// Directories that layers have removed, as layer, parent and directory: one that a more
-    /// important layer has put something into stays, and so do those above it.
-    fn settle_removed(&mut self, removed: &[(usize, InodeId, InodeId)]) -> Result<(), EngineError> {
-        let parents: HashMap<(usize, InodeId), InodeId> =
-            removed.iter().map(|(layer, dir, child)| ((*layer, *child), *dir)).collect();
-        for (layer, dir, child) in removed {
-            let asserting = self.asserting(*child);
-            let other = asserting.iter().find(|other| !self.is_ordered[*layer][**other]);
+    /// Directories that layers have removed: one that a more important layer has put something
+    /// into stays. Those above it have been put something into, too.
+    fn settle_removed(&mut self, removed: &[(usize, InodeId)]) -> Result<(), EngineError> {
+        for (layer, dir) in removed {
+            let asserting = self.asserting(*dir);
+            let other = asserting.into_iter().find(|other| !self.is_ordered(*layer, *other));
             let Some(other) = other else { continue };
-            if other > layer {
-                self.note(*child, b"", *layer, *other);
+            let before = self.row_seen((Table::DirId, *dir, &[]), &|it| it != *layer)?;
+            if let Some((parent, name)) = before.as_deref().and_then(place_of) {
+                self.note(parent, name, other.min(*layer), other.max(*layer));
+            }
+            if other > *layer {
                 continue;
             }
-            self.note(*child, b"", *other, *layer);
-            let (mut dir, mut child) = (*dir, *child);
-            while self.kept.insert((*layer, child)) {
-                self.extra.insert(dir);
-                // What it was before the layer removed it.
-                for table in [Table::DirId, Table::Xattr] {
-                    let mut wanted = BTreeMap::new();
-                    for other in (0..self.layers.len()).rev().filter(|other| other != layer) {
-                        let mut rows = self.rows_of_id(other, table, child);
-                        while let Some((key, value)) = rows.next_row()? {
-                            wanted.insert(key.to_vec(), value);
-                        }
-                    }
-                    wanted.into_iter().for_each(|(key, value)| {
-                        self.rows.entry(key).or_insert(value);
-                    });
+            // What it was before the layer removed it.
+            for table in [Table::DirId, Table::Xattr] {
+                for (key, value) in self.rows_seen(table, *dir, &|it| it != *layer)? {
+                    self.rows.entry(key).or_insert(value);
                 }
-                let Some(above) = parents.get(&(*layer, dir)) else { break };
-                (child, dir) = (dir, *above);
             }
         }
         Ok(())
@@ -763,7 +758,7 @@ impl Merge {
                     if !is_seen && self.classes.join(number, below) {
                         joined.push(self.classes.find(number));
                     }
-                } else if !is_seen && !self.is_ordered[*layer][*other] {
+                } else if !is_seen && !self.is_ordered(*layer, *other) {
                     self.note(dir, &name, *layer, *other);
                 }
             }
@@ -784,11 +779,11 @@ impl Merge {
         layer: usize,
         above: &[&NameRow],
     ) -> Result<bool, EngineError> {
-        for (other, _, value) in above.iter().filter(|row| self.sees[row.0][layer]) {
+        for (_, _, value) in above.iter().filter(|row| self.sees[row.0][layer]) {
             let by = value.as_ref().map(|value| kind_of(value)).transpose()?;
             let is_same = kind == Kind::Dir
                 && by.is_some_and(|(by, _)| self.classes.find(by) == self.classes.find(number));
-            if !is_same && !self.kept.contains(&(*other, number)) {
+            if !is_same {
                 return Ok(true);
             }
         }
@@ -800,18 +795,7 @@ impl Merge {
         let is_suppressed = |(layer, dir, _): &NameRow| {
             self.suppressed.contains(&(*layer, *dir, Box::<[u8]>::from(name)))
         };
-        let rows: Vec<&NameRow> = rows.iter().filter(|row| !is_suppressed(row)).collect();
-        let is_kept = |at: usize, layer: usize| {
-            let below = rows[at + 1..].iter().find_map(|row| row.2.as_ref());
-            let below = below.and_then(|value| Entry::peek(value).ok());
-            below.is_some_and(|(number, kind)| {
-                kind == Kind::Dir && self.kept.contains(&(layer, number))
-            })
-        };
-        let counts = |(at, row): (usize, &&'r NameRow)| {
-            (row.2.is_some() || !is_kept(at, row.0)).then_some(*row)
-        };
-        rows.iter().enumerate().filter_map(counts).collect()
+        rows.iter().filter(|row| !is_suppressed(row)).collect()
     }
 
     /// The rows of table `subdir` of a directory with these subdirectories.
@@ -876,16 +860,9 @@ impl Merge {
     }
 
     /// Fails if a directory that a layer has moved is below itself.
-    fn check_circles(
-        &self,
-        settled: &BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    ) -> Result<(), EngineError> {
+    fn check_circles(&self) -> Result<(), EngineError> {
         let parent_of = |dir: InodeId| -> Result<Option<InodeId>, EngineError> {
-            let key = key_of(Table::DirId, dir, &[]);
-            let place = match settled.get(&key) {
-                Some(value) => value.clone(),
-                None => self.first_row(&key)?.map(|value| value.to_vec()),
-            };
+            let place = self.settled_row(Table::DirId, dir, &[])?;
             let parent = place.as_deref().and_then(place_of).map(|(parent, _)| parent);
             Ok(parent.map(|parent| self.classes.find(parent)))
         };
@@ -910,19 +887,6 @@ impl Merge {
             }
         }
         Ok(())
-    }
-
-    /// A row as the first layer has it, by any number of its inode.
-    fn first_row(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
-        let KeyRef { table, id, suffix } = parts(key)?;
-        for layer in &*self.layers {
-            for member in self.classes.members(id) {
-                if let Some(found) = layer.get(&key_of(table, member, suffix))? {
-                    return Ok(found);
-                }
-            }
-        }
-        Ok(None)
     }
 }
 
