@@ -54,10 +54,12 @@
 //! | `holder` | the process that has the rows open |
 //! | `process` | [`ProcessMark`]: which process wrote an object |
 //! | `health` | whether the store answers |
+//! | `document` | documents of JSON with their checksum |
 //! | `hex`, `wire` | fields of the formats |
 //! | `follow` | [`Follower`]: the rows as another process writes them, without a claim |
 //! | [`version`] | published versions: trees that never change, and their names |
 
+mod document;
 mod flusher;
 mod follow;
 mod health;

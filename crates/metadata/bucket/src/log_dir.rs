@@ -35,6 +35,7 @@ use kestrel_types::hex::to_hex;
 use serde::{Deserialize, Serialize};
 
 use crate::Uuid;
+use crate::document::{self, Document};
 
 /// Name of the note in a volume's directory.
 pub const NOTE_NAME: &str = "log-dir.json";
@@ -91,12 +92,6 @@ struct Owner {
     checksum: String,
 }
 
-#[derive(Deserialize)]
-struct Version {
-    magic: String,
-    format: u32,
-}
-
 #[derive(Serialize, Deserialize)]
 struct Note {
     magic: String,
@@ -104,6 +99,12 @@ struct Note {
     /// Identity of the volume, as in [`Owner`].
     volume: String,
     dir: PathBuf,
+}
+
+impl Document for Owner {
+    fn checksum(&mut self) -> &mut String {
+        &mut self.checksum
+    }
 }
 
 impl Owner {
@@ -119,31 +120,20 @@ impl Owner {
         }
     }
 
-    fn text(&self) -> Vec<u8> {
-        // Strings, numbers and a list: nothing that JSON could not say.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
     fn encode(&self) -> Vec<u8> {
-        let bare = Self { checksum: String::new(), ..self.clone() };
-        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
-        Self { checksum, ..bare }.text()
+        document::encode(self)
     }
 
     fn decode(bytes: &[u8], path: &Path) -> Result<Self, EngineError> {
         let bad = |why: &str| {
             EngineError::Corrupt(format!("log directory: {}: {why}; {DISCARD}", path.display()))
         };
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        let version = document::head(bytes, &bad)?;
         if version.magic != MAGIC {
             return Err(bad("it is no log of a volume"));
         }
         check_format(version.format, path)?;
-        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
-        if found.encode() != bytes {
-            return Err(bad("its checksum does not match"));
-        }
+        let found: Self = document::decode(bytes, &bad)?;
         Ok(found)
     }
 }
@@ -208,7 +198,7 @@ pub fn remembered(note: &Path, uuid: Option<&Uuid>) -> Result<Option<PathBuf>, E
             note.display()
         ))
     };
-    let version: Version = serde_json::from_slice(&bytes).map_err(|why| bad(why.to_string()))?;
+    let version = document::head(&bytes, &|why| bad(why.into()))?;
     if version.magic != NOTE_MAGIC {
         return Err(bad("it is no note of a log".into()));
     }

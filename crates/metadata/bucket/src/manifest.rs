@@ -9,6 +9,7 @@ use kestrel_types::hex::to_hex;
 use serde::{Deserialize, Serialize};
 
 use crate::Uuid;
+use crate::document::{self, Document};
 use crate::table::{TableRecord, is_run};
 use crate::wire::corrupt;
 
@@ -52,11 +53,10 @@ pub struct Manifest {
     checksum: String,
 }
 
-/// What is read of a manifest of any version.
-#[derive(Deserialize)]
-struct Version {
-    magic: String,
-    format: u32,
+impl Document for Manifest {
+    fn checksum(&mut self) -> &mut String {
+        &mut self.checksum
+    }
 }
 
 impl Manifest {
@@ -79,16 +79,9 @@ impl Manifest {
         }
     }
 
-    fn text(&self) -> Vec<u8> {
-        // Strings, numbers and lists: nothing that JSON could not say.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
     /// The object.
     pub fn encode(&self) -> Vec<u8> {
-        let bare = Self { checksum: String::new(), ..self.clone() };
-        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
-        Self { checksum, ..bare }.text()
+        document::encode(self)
     }
 
     /// Reads an object.
@@ -97,8 +90,7 @@ impl Manifest {
     /// `Refused` for a newer format or what is not a manifest, `Corrupt` for a damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
         let bad = |why: &str| corrupt(MANIFEST, why);
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        let version = document::head(bytes, &bad)?;
         if version.magic != MAGIC {
             return Err(EngineError::Refused(
                 "metadata in a bucket: the object manifest is not one of KestrelFS: choose an \
@@ -113,10 +105,7 @@ impl Manifest {
                 version.format
             )));
         }
-        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
-        if found.encode() != bytes {
-            return Err(bad("its checksum does not match"));
-        }
+        let found: Self = document::decode(bytes, &bad)?;
         if !found.runs.iter().all(|run| is_run(run)) {
             return Err(bad("its tables overlap, or have sizes that they cannot have"));
         }

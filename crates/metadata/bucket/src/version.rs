@@ -99,6 +99,11 @@ fn failed(store: &dyn NamedStore, why: &kestrel_blockstore::error::Error) -> Eng
     }
 }
 
+/// Whether an object that cannot be read has an identity in it, as hexadecimal digits.
+fn has_identity(bytes: &[u8], id: &str) -> bool {
+    bytes.windows(id.len()).any(|part| part == id.as_bytes())
+}
+
 /// An object of a version is damaged.
 fn damaged(what: &str, why: &str) -> EngineError {
     EngineError::Corrupt(format!(

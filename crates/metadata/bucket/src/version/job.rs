@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::{JobBase, VersionInput};
 use super::stack::layers_of;
-use super::{VersionId, VersionPlace, check_name, damaged, failed};
+use super::{VersionId, VersionPlace, check_name, damaged, failed, has_identity};
+use crate::document::{self, Document};
 use crate::health::read_checked;
 use crate::recover::{self, Below};
 use crate::tree::Merged;
@@ -67,10 +68,10 @@ pub struct JobRecord {
     checksum: String,
 }
 
-#[derive(Deserialize)]
-struct Format {
-    magic: String,
-    format: u32,
+impl Document for JobRecord {
+    fn checksum(&mut self) -> &mut String {
+        &mut self.checksum
+    }
 }
 
 impl JobRecord {
@@ -107,21 +108,14 @@ impl JobRecord {
         from_hex(&self.id).and_then(|id| id.try_into().ok()).unwrap_or_default()
     }
 
-    fn text(&self) -> Vec<u8> {
-        // Strings, numbers and lists: nothing that JSON could not say.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
     fn encode(&self) -> Vec<u8> {
-        let bare = Self { checksum: String::new(), ..self.clone() };
-        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
-        Self { checksum, ..bare }.text()
+        document::encode(self)
     }
 
     fn decode(number: u32, volume: &Uuid, bytes: &[u8]) -> Result<Self, EngineError> {
         let what = format!("job {number}: its record");
         let bad = |why: &str| damaged(&what, why);
-        let format: Format = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        let format = document::head(bytes, &bad)?;
         if format.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
@@ -131,10 +125,7 @@ impl JobRecord {
                 format.format
             )));
         }
-        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
-        if found.encode() != bytes {
-            return Err(bad("its checksum does not match"));
-        }
+        let found: Self = document::decode(bytes, &bad)?;
         if found.number() != number {
             return Err(bad("it is that of another job"));
         }
@@ -246,10 +237,9 @@ impl JobRegistry {
     ///
     /// # Errors
     /// The store's.
-    pub(super) fn names(&self, number: u32, id: &str) -> Result<bool, EngineError> {
+    pub(super) fn has_identity(&self, number: u32, id: &str) -> Result<bool, EngineError> {
         let found = self.place.store().read(&object_of(number)).map_err(|why| self.failed(&why))?;
-        let has = |bytes: &[u8]| bytes.windows(id.len()).any(|part| part == id.as_bytes());
-        Ok(found.is_some_and(|found| has(&found.bytes)))
+        Ok(found.is_some_and(|found| has_identity(&found.bytes, id)))
     }
 
     /// Numbers of all jobs, in order.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::damaged;
 use crate::Uuid;
+use crate::document::{self, Document};
 use crate::hex;
 use crate::table::{TableRecord, is_run};
 use crate::tree::layer::NumberSpan;
@@ -236,11 +237,10 @@ pub struct VersionManifest {
     checksum: String,
 }
 
-/// What is read of a manifest of any format.
-#[derive(Deserialize)]
-struct Version {
-    magic: String,
-    format: u32,
+impl Document for VersionManifest {
+    fn checksum(&mut self) -> &mut String {
+        &mut self.checksum
+    }
 }
 
 impl VersionManifest {
@@ -352,16 +352,9 @@ impl VersionManifest {
         self.runs.iter().map(Vec::len).sum()
     }
 
-    fn text(&self) -> Vec<u8> {
-        // Strings, numbers and lists: nothing that JSON could not say.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
     /// The object.
     pub fn encode(&self) -> Vec<u8> {
-        let bare = Self { checksum: String::new(), ..self.clone() };
-        let checksum = format!("{:08x}", crc32c::crc32c(&bare.text()));
-        Self { checksum, ..bare }.text()
+        document::encode(self)
     }
 
     /// Reads the object of the version of this name.
@@ -372,8 +365,7 @@ impl VersionManifest {
     pub fn decode(name: &str, bytes: &[u8]) -> Result<Self, EngineError> {
         let what = format!("version {name}: its manifest");
         let bad = |why: &str| damaged(&what, why);
-        let version: Version =
-            serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
+        let version = document::head(bytes, &bad)?;
         if version.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
@@ -383,10 +375,7 @@ impl VersionManifest {
                 version.format
             )));
         }
-        let found: Self = serde_json::from_slice(bytes).map_err(|why| bad(&why.to_string()))?;
-        if found.encode() != bytes {
-            return Err(bad("its checksum does not match"));
-        }
+        let found: Self = document::decode(bytes, &bad)?;
         if found.name != name {
             return Err(bad("it is that of another version"));
         }

@@ -15,7 +15,7 @@ use kestrel_types::hex::{from_hex, to_hex};
 use super::place::DATA;
 use super::{
     JobBase, JobRegistry, VersionId, VersionManifest, VersionPlace, WRITER, check_name, cleaned_up,
-    failed,
+    failed, has_identity,
 };
 use crate::Uuid;
 use crate::health::read_checked;
@@ -166,7 +166,7 @@ impl VersionRegistry {
         let id = to_hex(id);
         Ok(match VersionManifest::decode(name, &found.bytes) {
             Ok(version) => version.id == id || version.needs().any(|needed| needed == id),
-            Err(_) => found.bytes.windows(id.len()).any(|part| part == id.as_bytes()),
+            Err(_) => has_identity(&found.bytes, &id),
         })
     }
 
@@ -205,7 +205,7 @@ impl VersionRegistry {
                 Ok(None) => false,
                 // It says so by having the identity in it.
                 Err(EngineError::Corrupt(_) | EngineError::Refused(_)) => {
-                    jobs.names(number, &id)?
+                    jobs.has_identity(number, &id)?
                 }
                 Err(why) => return Err(why),
             };
@@ -362,10 +362,9 @@ impl VersionRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_data(&self, id: &VersionId) -> Result<usize, EngineError> {
+        // First: a writer that is still there finds out.
+        self.stop_writer(id)?;
         let store = self.place.store();
-        // The writer's object first: a writer that is still there finds out.
-        let writer = VersionPlace::part_of(id, WRITER);
-        store.remove(&writer).map_err(|why| self.failed(&why))?;
         let found = store.list(&VersionPlace::prefix_of(id)).map_err(|why| self.failed(&why))?;
         for (object, _) in &found {
             store.remove(object).map_err(|why| self.failed(&why))?;

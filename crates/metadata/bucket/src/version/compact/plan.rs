@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CompactionOrder, sealed};
 use crate::Uuid;
+use crate::document::DocumentHead;
 use crate::hex;
 use crate::table::TableRecord;
 use crate::version::VersionPlace;
@@ -43,13 +44,6 @@ pub struct CompactionPlan {
     user: u32,
     patience_ms: u64,
     cuts: Vec<Cut>,
-}
-
-/// What is read of a plan of any format.
-#[derive(Deserialize)]
-struct Version {
-    magic: String,
-    format: u32,
 }
 
 /// The first key of a partition but the first.
@@ -135,7 +129,7 @@ impl CompactionPlan {
     /// `Refused` for a newer format or another volume's, `Corrupt` for a damaged one.
     pub(super) fn decode(into: &str, volume: &Uuid, bytes: &[u8]) -> Result<Self, EngineError> {
         let what = format!("the plan of the compaction into version {into}");
-        let version: Version = sealed::open(&what, bytes)?;
+        let version: DocumentHead = sealed::open(&what, bytes)?;
         if version.magic != MAGIC || version.format != FORMAT {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
