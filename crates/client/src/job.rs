@@ -5,13 +5,11 @@
 //! store, above those of the inputs, and objects of its own. Until it is published nobody else sees
 //! them. Publishing costs what was changed, however large the inputs are.
 //!
-//! [`begin`] makes a job and its directory on this machine, [`resume`] makes that directory on
-//! another one. The directory is opened as any volume's is ([`crate::volume::Volume`]), to mount or
-//! serve it. [`publish`] and [`abort`] end the job.
+//! [`Jobs::begin`] makes a job and its directory on this machine, [`Jobs::resume`] makes that
+//! directory on another one. The directory is opened as any volume's is
+//! ([`crate::volume::Volume`]), to mount or serve it. [`publish()`] and [`Jobs::abort`] end the job.
 
-use std::collections::HashSet;
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,15 +20,15 @@ use kestrel_bucket::version::{
 };
 use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
-use kestrel_meta::node::{Node, RootAttr};
+use kestrel_meta::node::Node;
+use kestrel_meta::ops::usage;
 use kestrel_meta::view::decode_dir_id;
 use kestrel_types::clock::{Clock, SystemClock};
-use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT, job_of_object, objects_of_job};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::key::{KeyRef, Table, number_of};
-use kestrel_types::stat::DirStat;
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::request::Usage;
 
 use crate::descriptor::{Descriptor, FILE_NAME, random};
 use crate::error::VolumeError;
@@ -242,14 +240,15 @@ impl Jobs {
         let nothing: BeforeSync = Arc::new(|| Ok(()));
         let opened = self.jobs.open(record, BucketOptions::default(), nothing).map_err(engine)?;
         let numbers = (record.base.first_number(), objects_of_job(record.number()).start);
-        let root = opened.row_below(&root_key()).map_err(engine)?;
+        let root = row_of(&opened, KeyRef::new(Table::Entry, 0, b""))?;
         let root = match root.as_deref().map(Entry::decode) {
             Some(Ok(Entry::Inode(root))) => root,
-            None => {
-                let root = RootAttr { mode: 0o755, uid: new.user, gid: new.group };
-                let (mode, now) = (root.mode, record.created);
-                Inode { mode, uid: root.uid, gid: root.gid, ..Inode::new(ROOT, Kind::Dir, now, 1) }
-            }
+            None => Inode {
+                mode: 0o755,
+                uid: new.user,
+                gid: new.group,
+                ..Inode::new(ROOT, Kind::Dir, record.created, 1)
+            },
             Some(_) => return Err(VolumeError::Io("the root of an input is damaged".into())),
         };
         let stamp = inputs.iter().map(|input| input.source.snapshot).max().unwrap_or(1);
@@ -375,56 +374,24 @@ fn figures(version: &VersionManifest) -> [i64; 3] {
 /// The same of a tree of several versions, by the figures of its directories: names that lead to
 /// nothing any more are not among them.
 fn count(rows: &BucketEngine) -> Result<[i64; 3], VolumeError> {
-    let (mut sum, mut left, mut seen) = (DirStat::default(), vec![ROOT], HashSet::new());
-    let damaged = |why: DecodeError| VolumeError::Io(format!("a row of an input: {why}"));
-    while let Some(dir) = left.pop() {
-        if !seen.insert(dir) {
-            continue;
-        }
-        let mut bad = None;
-        rows.scan(Table::DirStat, dir, None, &mut |_, share, _| {
-            match DirStat::decode(share) {
-                Ok(share) => sum.merge(&share),
-                Err(why) => bad = Some(why),
-            }
-            ControlFlow::Continue(())
-        })
-        .map_err(engine)?;
-        rows.scan(Table::Subdir, dir, None, &mut |child, _, _| {
-            left.push(number_of(child));
-            ControlFlow::Continue(())
-        })
-        .map_err(engine)?;
-        bad.map_or(Ok(()), |why| Err(damaged(why)))?;
-    }
+    let Usage { files, dirs, bytes } = usage::tree(rows, ROOT).map_err(node)?;
     // Files with several names belong to no directory.
-    let (mut bytes, mut bad) = (sum.bytes, None);
-    rows.scan_table(Table::Link, None, &mut |_, row| {
-        match Inode::decode(&mut Reader::new(row)) {
-            Ok(inode) => bytes = bytes.saturating_add(inode.size.cast_signed()),
-            Err(why) => bad = Some(why),
-        }
-        ControlFlow::Continue(())
-    })
-    .map_err(engine)?;
-    bad.map_or(Ok(()), |why| Err(damaged(why)))?;
-    Ok([sum.children - sum.subdirs, sum.subdirs, bytes])
+    let links = usage::link_bytes(rows, &|_| true).map_err(engine)?;
+    Ok([files.cast_signed(), dirs.cast_signed(), bytes.cast_signed().saturating_add(links)])
 }
 
-fn root_key() -> Vec<u8> {
-    let mut key = Vec::new();
-    KeyRef::new(Table::Entry, 0, b"").encode_into(&mut key);
-    key
+/// A row of a job or below it.
+fn row_of(rows: &dyn Engine, key: KeyRef<'_>) -> Result<Option<Vec<u8>>, VolumeError> {
+    let mut found = None;
+    rows.get_many(&[key], &mut |_, row| found = row.value.map(<[u8]>::to_vec)).map_err(engine)?;
+    Ok(found)
 }
 
 /// The path of a name in a directory, as far as it leads up.
 fn path_of(rows: &BucketEngine, dir: u64, name: &[u8]) -> Result<Vec<u8>, VolumeError> {
     let (mut path, mut dir) = (name.to_vec(), dir);
     for _ in 0..PATH_DEPTH_MAX {
-        let mut place = None;
-        let key = KeyRef::new(Table::DirId, dir, b"");
-        rows.get_many(&[key], &mut |_, row| place = row.value.map(<[u8]>::to_vec))
-            .map_err(engine)?;
+        let place = row_of(rows, KeyRef::new(Table::DirId, dir, b""))?;
         let place = place.as_deref().and_then(|place| decode_dir_id(place).ok());
         let Some((parent, own)) = place.filter(|(parent, _)| *parent != 0) else { break };
         path = [own, &path].join(&b'/');

@@ -33,6 +33,17 @@ pub struct VersionMount {
     pub begun: Instant,
 }
 
+/// What a status tells of a version that is mounted or served.
+pub fn version_status(descriptor: &Descriptor, url: &str, manifest: &VersionManifest) -> Value {
+    let mut out = status::known(descriptor);
+    out["volume"] = url.into();
+    out["version"] = describe(manifest);
+    out["files"] = manifest.figures.files.into();
+    out["directories"] = manifest.figures.directories.into();
+    out["bytes"] = manifest.figures.bytes.into();
+    out
+}
+
 impl ControlEndpoint for VersionMount {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::take(&self.fs, None, self.begun.elapsed());
@@ -50,12 +61,8 @@ impl ControlEndpoint for VersionMount {
             Some("alive") => Ok(Value::Null),
             Some("remounted") => remounted(&self.fs, question),
             Some("status") => {
-                let mut out = status::known(&self.descriptor);
-                out["volume"] = self.url.to_string().into();
-                out["version"] = describe(&self.manifest);
-                out["files"] = self.manifest.figures.files.into();
-                out["directories"] = self.manifest.figures.directories.into();
-                out["bytes"] = self.manifest.figures.bytes.into();
+                let mut out =
+                    version_status(&self.descriptor, &self.url.to_string(), &self.manifest);
                 let mount = (&*self.mount_point, true, self.begun);
                 self.facts.describe_mount(&self.fs, mount, &mut out);
                 Ok(out)

@@ -12,6 +12,7 @@ use kestrel_bucket::version::{
 use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::{BeforeSync, Engine, EngineError};
 use kestrel_meta::node::Node;
+use kestrel_meta::ops::usage;
 use kestrel_meta::rows::share_suffix;
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::codec::Reader;
@@ -24,7 +25,7 @@ use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::stat::{DirStat, ObjStat};
 use kestrel_types::trash::{KEPT, TRASH};
 
-use super::{Jobs, engine, node};
+use super::{Jobs, engine, node, row_of};
 use crate::error::VolumeError;
 use crate::fs::tree_removal::REMOVING;
 use crate::state_dir::job_dir;
@@ -147,13 +148,9 @@ fn wait_for_trash(rows: &dyn Engine, record: &JobRecord) -> Result<(), VolumeErr
     let names_in = |name: &[u8]| -> Result<i64, VolumeError> {
         let Some(trash) = child(rows, ROOT, TRASH)? else { return Ok(0) };
         let Some(dir) = child(rows, trash, name)? else { return Ok(0) };
-        let mut names = 0;
-        rows.scan(Table::DirStat, dir, None, &mut |_, share, _| {
-            names += DirStat::decode(share).map_or(0, |share| share.children);
-            ControlFlow::Continue(())
-        })
-        .map_err(engine)?;
-        Ok(names)
+        let mut sum = DirStat::default();
+        usage::add_shares(rows, dir, &|_| true, &mut sum).map_err(node)?;
+        Ok(sum.children)
     };
     if names_in(KEPT)? > 0 {
         return Err(VolumeError::Invalid(format!(
@@ -182,13 +179,8 @@ fn wait_for_trash(rows: &dyn Engine, record: &JobRecord) -> Result<(), VolumeErr
 
 /// The number of what has a name in a directory.
 fn child(rows: &dyn Engine, dir: InodeId, name: &[u8]) -> Result<Option<InodeId>, VolumeError> {
-    let mut found = None;
-    let key = KeyRef::new(Table::Entry, dir, name);
-    rows.get_many(&[key], &mut |_, row| {
-        found = row.value.and_then(|value| Entry::peek(value).ok()).map(|(number, _)| number);
-    })
-    .map_err(engine)?;
-    Ok(found)
+    let entry = row_of(rows, KeyRef::new(Table::Entry, dir, name))?;
+    Ok(entry.and_then(|entry| Entry::peek(&entry).ok()).map(|(number, _)| number))
 }
 
 /// A row of a version as it is written.
@@ -233,15 +225,11 @@ fn write(
     };
     figures[1] -= out.trash.len() as i64;
     rows.visit_changes(|key, value| out.row(key, value)).map_err(engine)?;
-    out.shares().map_err(engine)?;
+    out.shares()?;
     out.objects().map_err(engine)?;
     let changed = out.writer.rows();
-    let mut root = Vec::new();
-    rows.get_many(&[KeyRef::new(Table::Entry, 0, b"")], &mut |_, row| {
-        root = row.value.map(<[u8]>::to_vec).unwrap_or_default();
-    })
-    .map_err(engine)?;
-    let Ok(Entry::Inode(root)) = Entry::decode(&root) else {
+    let root = row_of(rows, KeyRef::new(Table::Entry, 0, b""))?;
+    let Some(Ok(Entry::Inode(root))) = root.as_deref().map(Entry::decode) else {
         return Err(VolumeError::Io("the root of the job is damaged".into()));
     };
     // Its row of table `dirid` and the root are among these.
@@ -351,26 +339,17 @@ impl VersionRows<'_> {
     }
 
     /// Writes the figures of directories: one share has all of them.
-    fn shares(&mut self) -> Result<(), EngineError> {
+    fn shares(&mut self) -> Result<(), VolumeError> {
         for dir in std::mem::take(&mut self.dirs) {
-            let (mut sum, mut found, mut why) = (DirStat::default(), false, None);
-            self.rows.scan(Table::DirStat, dir, None, &mut |_, share, _| {
-                match DirStat::decode(share) {
-                    Ok(share) => sum.merge(&share),
-                    Err(error) => why = Some(error),
-                }
-                found = true;
-                ControlFlow::Continue(())
-            })?;
-            if let Some(why) = why {
-                return Err(damaged(why.0));
-            }
+            let mut sum = DirStat::default();
+            usage::add_shares(self.rows, dir, &|_| true, &mut sum).map_err(node)?;
             if dir == ROOT && !self.trash.is_empty() {
                 (sum.children, sum.subdirs) = (sum.children - 1, sum.subdirs - 1);
             }
+            let is_there = row_of(self.rows, KeyRef::new(Table::DirId, dir, b""))?.is_some();
             let mut key = Vec::new();
             KeyRef::new(Table::DirStat, dir, &share_suffix(0)).encode_into(&mut key);
-            self.put(&key, found.then(|| sum.encode()).as_deref())?;
+            self.put(&key, is_there.then(|| sum.encode()).as_deref()).map_err(engine)?;
         }
         Ok(())
     }

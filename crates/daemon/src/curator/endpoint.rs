@@ -12,10 +12,9 @@ use serde_json::Value;
 
 use crate::clients::Clients;
 use crate::endpoints::ControlEndpoint;
-use crate::jobs::status;
 use crate::metrics::{Snapshot, to_json};
 use crate::mount_status::MountStatus;
-use crate::snapshots::versions::describe;
+use crate::version_mount::version_status;
 
 /// What questions are about.
 pub struct Curator {
@@ -67,12 +66,7 @@ impl ControlEndpoint for Curator {
 impl Curator {
     fn status(&self) -> Value {
         let MountedVersion { fs, descriptor, manifest, .. } = &self.version;
-        let mut out = status::known(descriptor);
-        out["volume"] = self.url.as_str().into();
-        out["version"] = describe(manifest);
-        out["files"] = manifest.figures.files.into();
-        out["directories"] = manifest.figures.directories.into();
-        out["bytes"] = manifest.figures.bytes.into();
+        let mut out = version_status(descriptor, &self.url, manifest);
         out["mounted"] = false.into();
         out["pid"] = std::process::id().into();
         out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();

@@ -50,12 +50,7 @@ pub struct RunArgs {
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
-    mount: MountArgs,
-    #[command(flatten)]
-    store: KeyArgs,
-    /// The command, with its arguments
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
+    run: CommandArgs,
 }
 
 /// Run a command in a job that is served (`kestrel job start`).
@@ -67,23 +62,23 @@ pub struct JoinArgs {
     /// The address of the job; by default the one that KESTREL_JOB names
     job: Option<String>,
     #[command(flatten)]
-    mount: MountArgs,
-    #[command(flatten)]
-    store: KeyArgs,
-    /// The command, with its arguments
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
+    run: CommandArgs,
 }
 
-/// How the job is mounted for a command.
+/// A command, and how the job is mounted for it.
 #[derive(Debug, Args)]
-struct MountArgs {
+struct CommandArgs {
     /// Where: an existing directory; by default one is made, and removed again
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
     /// Directory on a local disk that keeps what was read and written
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
+    #[command(flatten)]
+    store: KeyArgs,
+    /// The command, with its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
 }
 
 /// A job that is mounted.
@@ -95,12 +90,7 @@ struct Mounted {
 
 impl Mounted {
     /// Mounts what `source` names.
-    fn at(
-        source: &str,
-        args: &MountArgs,
-        store: &KeyArgs,
-        options: &[String],
-    ) -> Result<Self, Failure> {
+    fn at(source: &str, args: &CommandArgs, options: &[String]) -> Result<Self, Failure> {
         let dir = match &args.mount {
             Some(dir) => {
                 std::path::absolute(dir).map_err(|why| fail(format!("{}: {why}", dir.display())))?
@@ -112,7 +102,7 @@ impl Mounted {
         };
         let mounted = Self { dir, is_made: args.mount.is_none() };
         let mut mount = program()?;
-        mount.args(["mount", source]).arg(&mounted.dir).args(store_options(store));
+        mount.args(["mount", source]).arg(&mounted.dir).args(store_options(&args.store));
         if let Some(cache) = &args.cache_dir {
             mount.arg("--cache-dir").arg(cache);
         }
@@ -168,7 +158,7 @@ fn told(status: ChildStatus) -> String {
 
 /// See [`RunArgs`].
 pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
-    let jobs = jobs_of(&args.volume, &args.store)?;
+    let jobs = jobs_of(&args.volume, &args.run.store)?;
     let job: BegunJob = match (&args.resume, &args.name) {
         (Some(job), _) => {
             let record = jobs.find(job).map_err(fail)?;
@@ -191,8 +181,8 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     if args.take_over {
         options.push("--take-over".into());
     }
-    let mounted = Mounted::at(&source, &args.mount, &args.store, &options)?;
-    let status = run_command(&args.command, &mounted.dir, None);
+    let mounted = Mounted::at(&source, &args.run, &options)?;
+    let status = run_command(&args.run.command, &mounted.dir, None);
     mounted.end()?;
     let status = status?;
     if !status.success() {
@@ -203,7 +193,7 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
         return Ok(ExitStatus::Good);
     }
     let name = args.name.as_deref();
-    let done = publish(&jobs, &job.record, name, &resources(&args.store, false))?;
+    let done = publish(&jobs, &job.record, name, &resources(&args.run.store, false))?;
     print_published(&done, false);
     Ok(ExitStatus::Good)
 }
@@ -220,8 +210,8 @@ pub fn join(args: &JoinArgs) -> Result<ExitStatus, Failure> {
         true => address(Path::new(&job)).unwrap_or(job),
         false => job,
     };
-    let mounted = Mounted::at(&source, &args.mount, &args.store, &[])?;
-    let status = run_command(&args.command, &mounted.dir, Some(&source));
+    let mounted = Mounted::at(&source, &args.run, &[])?;
+    let status = run_command(&args.run.command, &mounted.dir, Some(&source));
     mounted.end()?;
     match status? {
         status if status.success() => Ok(ExitStatus::Good),

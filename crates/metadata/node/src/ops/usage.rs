@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 
-use kestrel_types::codec::DecodeError;
+use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Inode;
 use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::request::Usage;
 use kestrel_types::stat::DirStat;
@@ -72,10 +73,6 @@ pub fn volume(
     own: &dyn Fn(KeyRef<'_>) -> bool,
 ) -> Result<[i64; 3], EngineError> {
     let mut sum = DirStat::default();
-    let mut bytes = 0i64;
-    let corrupt = |table: &str, why: DecodeError| {
-        EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"))
-    };
     let mut damage = None;
     engine.scan_table(Table::DirStat, None, &mut |key, row| match DirStat::decode(row) {
         _ if !own(key) => ControlFlow::Continue(()),
@@ -84,28 +81,41 @@ pub fn volume(
             ControlFlow::Continue(())
         }
         Err(why) => {
-            damage = Some(corrupt("dirstat", why));
+            damage = Some(corrupt("dirstat", &why));
             ControlFlow::Break(())
         }
     })?;
+    if let Some(why) = damage {
+        return Err(why);
+    }
+    let bytes = sum.bytes.wrapping_add(link_bytes(engine, own)?);
+    Ok([sum.children - sum.subdirs, sum.subdirs, bytes])
+}
+
+/// Bytes of all files in table `link`, as far as the rows are `own`.
+pub fn link_bytes(
+    engine: &dyn Engine,
+    own: &dyn Fn(KeyRef<'_>) -> bool,
+) -> Result<i64, EngineError> {
+    let (mut bytes, mut damage) = (0i64, None);
     engine.scan_table(Table::Link, None, &mut |key, row| {
         if !own(key) {
             return ControlFlow::Continue(());
         }
-        let mut reader = kestrel_types::codec::Reader::new(row);
-        match kestrel_types::inode::Inode::decode(&mut reader) {
+        match Inode::decode(&mut Reader::new(row)) {
             Ok(inode) => {
                 bytes = bytes.wrapping_add(inode.size.cast_signed());
                 ControlFlow::Continue(())
             }
             Err(why) => {
-                damage = Some(corrupt("link", why));
+                damage = Some(corrupt("link", &why));
                 ControlFlow::Break(())
             }
         }
     })?;
-    match damage {
-        Some(why) => Err(why),
-        None => Ok([sum.children - sum.subdirs, sum.subdirs, sum.bytes.wrapping_add(bytes)]),
-    }
+    damage.map_or(Ok(bytes), Err)
+}
+
+fn corrupt(table: &str, why: &DecodeError) -> EngineError {
+    EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"))
 }
