@@ -23,6 +23,8 @@ pub const POINTS: &[&str] = &[
     "bucket.local.synced",
     "bucket.flush.tables",
     "bucket.flush.manifest",
+    "bucket.ingest.tables",
+    "bucket.ingest.manifest",
     "bucket.merge.tables",
     "bucket.merge.manifest",
     "bucket.claim.manifest",

@@ -80,7 +80,7 @@ pub fn publish(
     let options = BucketOptions {
         memory_bytes: resources.metadata_bytes,
         take_over: resources.take_over,
-        upload_every: None,
+        ..BucketOptions::default()
     };
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let opened = jobs.jobs.open(record, options, nothing.clone()).map_err(engine)?;
@@ -270,7 +270,7 @@ impl VersionRows<'_> {
     fn row(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
         let KeyRef { table, id, suffix } = KeyRef::decode(key).ok_or_else(|| damaged("its key"))?;
         if self.is_trash(table, id, suffix) {
-            return self.put(key, None);
+            return self.put_next(key, None);
         }
         match table {
             Table::Entry if id == 0 => Ok(()),
@@ -288,20 +288,20 @@ impl VersionRows<'_> {
                 let value = value.transpose();
                 let value =
                     value.map_err(|why: kestrel_types::codec::DecodeError| damaged(why.0))?;
-                self.put(key, value.as_deref())
+                self.put_next(key, value.as_deref())
             }
             Table::Link => {
                 let inode = value.map(|value| Inode::decode(&mut Reader::new(value)));
                 let inode = inode.transpose().map_err(|why| damaged(why.0))?;
                 // One without names was open when its process was killed.
                 let value = value.filter(|_| inode.is_some_and(|inode| inode.nlink > 0));
-                self.put(key, value)
+                self.put_next(key, value)
             }
             Table::Xattr => {
                 let stays = !suffix.starts_with(XATTR_PREFIX) && !suffix.starts_with(b"system.");
-                self.put(key, value.filter(|_| stays))
+                self.put_next(key, value.filter(|_| stays))
             }
-            Table::DirId | Table::Subdir | Table::Chunk => self.put(key, value),
+            Table::DirId | Table::Subdir | Table::Chunk => self.put_next(key, value),
             Table::DirStat => {
                 self.dirs.insert(id);
                 Ok(())
@@ -332,10 +332,23 @@ impl VersionRows<'_> {
 
     /// Writes a row; that one is deleted only if there is one below.
     fn put(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
-        if value.is_none() && self.rows.row_below(key)?.is_none() {
-            return Ok(());
+        match self.says_nothing(key, value)? {
+            true => Ok(()),
+            false => self.writer.put_encoded(key, value),
         }
-        self.writer.put_encoded(key, value)
+    }
+
+    /// The same of rows in the order of their keys.
+    fn put_next(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
+        match self.says_nothing(key, value)? {
+            true => Ok(()),
+            false => self.writer.put_next(key, value),
+        }
+    }
+
+    /// Whether a row is deleted that is not there below.
+    fn says_nothing(&self, key: &[u8], value: Option<&[u8]>) -> Result<bool, EngineError> {
+        Ok(value.is_none() && self.rows.row_below(key)?.is_none())
     }
 
     /// Writes the figures of directories: one share has all of them.

@@ -46,6 +46,7 @@ pub(super) fn open_rows(
         memory_bytes: resources.metadata_bytes,
         take_over: resources.take_over,
         upload_every: Some(resources.log_dir.upload_every),
+        ..BucketOptions::default()
     };
     let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
     if is_sealed(&opened).map_err(failed)? {

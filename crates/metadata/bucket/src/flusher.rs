@@ -82,13 +82,17 @@ pub struct Flusher {
     changed: Condvar,
     /// Number of the next table of this process.
     next_table: Mutex<u32>,
+    /// One run at a time is added, to the manifest and to what readers see.
+    adding: Mutex<()>,
+    /// Runs are merged.
+    merges: bool,
 }
 
 impl Flusher {
-    /// With nothing to do.
-    pub fn new(limits: FlushLimits) -> Self {
+    /// With nothing to do. `merges`: runs are merged.
+    pub fn new(limits: FlushLimits, merges: bool) -> Self {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        Self { limits, state, changed, next_table: Mutex::new(0) }
+        Self { limits, state, changed, next_table: Mutex::new(0), adding: Mutex::new(()), merges }
     }
 
     /// The sender has stored something; `next` is the number of the next log object. Freezes the
@@ -227,6 +231,7 @@ impl Flusher {
         crash::point("bucket.flush.tables");
         let log_first = shared.manifest().log_first;
         let records: Vec<TableRecord> = run.iter().map(|table| table.record.clone()).collect();
+        let adding = self.adding.lock();
         let manifest = shared.publish(|manifest| {
             manifest.runs.insert(0, records);
             (manifest.log_first, manifest.position) = (frozen.log_first, frozen.position);
@@ -236,16 +241,40 @@ impl Flusher {
             view.runs.insert(0, Arc::new(run));
             view.frozen.clear();
         });
+        drop(adding);
         shared.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let numbers = (log_first..manifest.log_first).filter(|it| !manifest.fences.contains(it));
         remove_all(shared, numbers.map(log::name).collect());
         Ok(())
     }
 
+    /// Writes rows, which must be in order, as the newest run.
+    ///
+    /// # Errors
+    /// As for [`EngineShared::publish`]: then it may be there or not.
+    pub fn add_run<'r>(
+        &self,
+        shared: &EngineShared,
+        rows: impl Iterator<Item = (&'r [u8], &'r [u8])>,
+    ) -> Result<(), EngineError> {
+        let mut writer = RunWriter::new(self, shared);
+        for (key, value) in rows {
+            writer.add(key, Some(value))?;
+        }
+        let run = writer.finish()?;
+        crash::point("bucket.ingest.tables");
+        let records: Vec<TableRecord> = run.iter().map(|table| table.record.clone()).collect();
+        let _adding = self.adding.lock();
+        shared.publish(|manifest| manifest.runs.insert(0, records))?;
+        crash::point("bucket.ingest.manifest");
+        shared.tree.change(|view| view.runs.insert(0, Arc::new(run)));
+        Ok(())
+    }
+
     /// Merges some runs. Whether there was something to merge.
     fn merge(&self, shared: &EngineShared) -> Result<bool, EngineError> {
         let view = shared.tree.view();
-        let Some(count) = plan(&view.runs) else { return Ok(false) };
+        let Some(count) = plan(&view.runs).filter(|_| self.merges) else { return Ok(false) };
         let merged = &view.runs[..count];
         // A row that is stored as deleted hides one of the layers below.
         let is_whole = count == view.runs.len() && view.layers.is_empty();

@@ -47,6 +47,7 @@
 //! | `recover` | opening: the claim, and the log that no table has |
 //! | `sender` | committed batches become log objects, in order |
 //! | `tree` | memtables and tables, as readers see them |
+//! | `ingest` | [`RowBuffer`]: rows that become tables at once, past the log |
 //! | `merge` | rows of several runs in order, without copies |
 //! | `flusher` | memtables become tables; runs of tables are merged |
 //! | `shared` | what callers and the threads share |
@@ -65,6 +66,7 @@ mod follow;
 mod health;
 mod hex;
 mod holder;
+mod ingest;
 mod local;
 mod local_sync;
 mod log;
@@ -98,8 +100,10 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 
+use flusher::Flusher;
 pub use follow::{FollowedRows, FollowedTo, Follower};
 use holder::Stopper;
+pub use ingest::RowBuffer;
 use log_dir::LogDirOptions;
 pub use process::ProcessMark;
 use recover::FoundLog;
@@ -116,11 +120,14 @@ pub struct BucketOptions {
     /// How long batches may wait for more before they are uploaded, unless a caller waits for them;
     /// none: they are uploaded at once. Of a log directory, which has its own time, it is ignored.
     pub upload_every: Option<Duration>,
+    /// Runs of tables are merged in the background. Not of rows that are written once, are hardly
+    /// read, and are all read in the end.
+    pub merges: bool,
 }
 
 impl Default for BucketOptions {
     fn default() -> Self {
-        Self { memory_bytes: 512 << 20, take_over: false, upload_every: None }
+        Self { memory_bytes: 512 << 20, take_over: false, upload_every: None, merges: true }
     }
 }
 
@@ -132,6 +139,7 @@ pub struct BucketEngine {
     /// One claim at a time.
     claim: Mutex<()>,
     stopper: Arc<Stopper>,
+    flusher: Arc<Flusher>,
     threads: Option<Threads>,
 }
 

@@ -631,7 +631,8 @@ pub fn open_above(
             manifest.fences.dedup();
         })?;
     }
-    let (flusher, stopper) = (Arc::new(Flusher::new(limits)), Arc::<Stopper>::default());
+    let (flusher, stopper) =
+        (Arc::new(Flusher::new(limits, options.merges)), Arc::<Stopper>::default());
     let sender =
         Sender { shared: shared.clone(), flusher: flusher.clone(), next: fence + 1, nonce };
     let opened = shared.manifest();
@@ -659,7 +660,7 @@ pub fn open_above(
             spawn("kestrel-flush", move || flusher.run(&shared, &opened))?
         },
         merger: {
-            let shared = shared.clone();
+            let (flusher, shared) = (flusher.clone(), shared.clone());
             spawn("kestrel-merge", move || flusher.run_merges(&shared))?
         },
         holder: {
@@ -672,6 +673,7 @@ pub fn open_above(
         shared,
         claim: parking_lot::Mutex::new(()),
         stopper,
+        flusher,
         threads: Some(threads),
     })
 }

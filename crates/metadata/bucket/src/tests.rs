@@ -5,9 +5,11 @@
 //! | `tests/process.rs` | a store as one process sees it: it fails, hangs, and ends |
 //! | `tests/behind.rs` | engines with a log directory |
 //! | `tests/damage.rs` | objects that were changed behind the engine's back |
+//! | `tests/ingest.rs` | rows that become tables at once |
 
 mod behind;
 mod damage;
+mod ingest;
 mod process;
 
 use std::sync::mpsc;
@@ -37,7 +39,7 @@ fn limits(memtable_bytes: usize) -> FlushLimits {
 }
 
 fn open_on(store: Arc<dyn NamedStore>, take_over: bool) -> Result<BucketEngine, EngineError> {
-    let options = BucketOptions { memory_bytes: 256 << 10, take_over, upload_every: None };
+    let options = BucketOptions { memory_bytes: 256 << 10, take_over, ..BucketOptions::default() };
     let place = (store, Duration::from_millis(40));
     recover::open_with(place, (UUID, 0), (options, limits(3000)), no_hook())
 }
@@ -148,7 +150,8 @@ fn rows_after_flushes_and_merges() {
 #[test]
 fn tables_of_many_blocks() {
     let (store, mut rng) = (made(), Rng::new(3));
-    let options = BucketOptions { memory_bytes: 512 << 10, take_over: false, upload_every: None };
+    let options =
+        BucketOptions { memory_bytes: 512 << 10, take_over: false, ..BucketOptions::default() };
     let place = (store.clone() as Arc<dyn NamedStore>, Duration::from_secs(10));
     let limits = FlushLimits { memtable_bytes: 2 << 20, log_objects: 1000 };
     let engine = recover::open_with(place, (UUID, 0), (options, limits), no_hook()).unwrap();

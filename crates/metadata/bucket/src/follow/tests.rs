@@ -27,7 +27,7 @@ fn made(uuid: &Uuid) -> Arc<MemoryNamed> {
 
 /// A writer with memtables of 3000 bytes, and few log objects in each.
 fn writer(store: &Arc<MemoryNamed>, take_over: bool) -> BucketEngine {
-    let options = BucketOptions { memory_bytes: 256 << 10, take_over, upload_every: None };
+    let options = BucketOptions { memory_bytes: 256 << 10, take_over, ..BucketOptions::default() };
     let limits = FlushLimits { memtable_bytes: 3000, log_objects: 40 };
     let place = (store.clone() as Arc<dyn NamedStore>, Duration::from_millis(40));
     let nothing: BeforeSync = Arc::new(|| Ok(()));

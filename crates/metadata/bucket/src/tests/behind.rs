@@ -18,7 +18,7 @@ fn open_behind(
     take_over: bool,
 ) -> Result<BucketEngine, EngineError> {
     let found = FoundLog::look(options, (UUID, 0), &mut |_| true)?;
-    let options = BucketOptions { memory_bytes: 256 << 10, take_over, upload_every: None };
+    let options = BucketOptions { memory_bytes: 256 << 10, take_over, ..BucketOptions::default() };
     let place = (store, Duration::from_millis(40));
     let options = (options, limits(3000));
     recover::open_logged(place, (UUID, 0), options, no_hook(), Some(found))

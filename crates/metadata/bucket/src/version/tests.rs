@@ -102,6 +102,40 @@ fn tables_made_by_hand() {
     }
 }
 
+/// Rows that come in order, so many that they become tables as they come, and others after them:
+/// all are there. One that does not come in order is refused.
+#[test]
+fn rows_that_come_in_order() {
+    let world = World::new();
+    let mut rng = Rng::new(3);
+    let mut expected = Vec::new();
+    let mut writer = VersionWriter::begin(world.registry.place(), [9; 16]).unwrap();
+    let key = |number: u64| {
+        let mut key = Vec::new();
+        KeyRef::new(Table::Entry, 1, &number.to_be_bytes()).encode_into(&mut key);
+        key
+    };
+    for number in 0..30_000u64 {
+        let value: Vec<u8> = (0..128).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        writer.put_next(&key(2 * number), Some(&value)).unwrap();
+        expected.push((2 * number, value));
+    }
+    assert!(writer.put_next(&key(6), Some(b"again")).is_err());
+    for number in [7u64, 3, 5] {
+        writer.put_encoded(&key(number), Some(b"odd")).unwrap();
+        expected.push((number, b"odd".to_vec()));
+    }
+    expected.sort();
+    let mut manifest = VersionManifest::new("a", &VOLUME, &[9; 16], source());
+    manifest.rows = writer.rows();
+    assert_eq!(manifest.rows, expected.len() as u64);
+    manifest.runs = writer.finish().unwrap();
+    assert_eq!(manifest.runs.len(), 2);
+    assert!(world.registry.publish(&manifest).unwrap());
+    let engine = VersionEngine::new(world.registry.place(), &manifest, 1 << 20).unwrap();
+    assert_eq!(all_rows(&engine), expected);
+}
+
 fn all_rows(engine: &dyn Engine) -> Vec<(u64, Vec<u8>)> {
     let mut found = Vec::new();
     let visited = engine.scan(Table::Entry, 1, None, &mut |suffix, value, _| {

@@ -14,6 +14,9 @@ use crate::table::{TABLE_BYTES, TableIdentity, TableRecord, TableWriter};
 /// Bytes of rows in memory from which on they become a run, with what each takes beside.
 const RUN_BYTES: usize = 256 << 20;
 
+/// The same of rows that come in order, from which on they go into tables as they come.
+const STREAM_BYTES: usize = 16 << 20;
+
 /// Bytes that a row takes in memory beside key and value, about.
 const ROW_OVERHEAD: usize = 64;
 
@@ -29,11 +32,26 @@ pub struct VersionWriter {
     id: VersionId,
     rows: Vec<OwnedRow>,
     bytes: usize,
+    /// All rows in memory have come in order.
+    in_order: bool,
+    stream: Option<Stream>,
     runs: Vec<Vec<TableRecord>>,
     next_table: u64,
     written: u64,
     beaten: Instant,
     beats: u64,
+}
+
+/// Rows that come in order, and become a run as they come.
+struct Stream {
+    table: TableWriter,
+    run: Vec<TableRecord>,
+    last: Vec<u8>,
+    rows: u64,
+}
+
+fn twice() -> EngineError {
+    EngineError::Io("a row of the version was written twice".into())
 }
 
 impl VersionWriter {
@@ -47,6 +65,8 @@ impl VersionWriter {
             id,
             rows: Vec::new(),
             bytes: 0,
+            in_order: true,
+            stream: None,
             runs: Vec::new(),
             next_table: 0,
             written: 0,
@@ -72,6 +92,31 @@ impl VersionWriter {
     /// # Errors
     /// The store's.
     pub fn put_encoded(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
+        self.in_order = false;
+        self.keep(key, value)
+    }
+
+    /// The same of a row with a key above those of all that came this way before. Many of these
+    /// need no memory, and are not sorted.
+    ///
+    /// # Errors
+    /// The store's, and `Io` for a key that is not above those before.
+    pub fn put_next(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
+        if self.stream.is_none() {
+            if self.bytes < STREAM_BYTES || !self.in_order {
+                return self.keep(key, value);
+            }
+            self.begin_stream()?;
+        }
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if key <= stream.last.as_slice() {
+            return Err(twice());
+        }
+        stream.add(key, value);
+        self.end_full_table()
+    }
+
+    fn keep(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), EngineError> {
         self.bytes += key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
         self.rows.push((key.into(), value.map(Into::into)));
         if self.bytes >= RUN_BYTES {
@@ -83,9 +128,58 @@ impl VersionWriter {
         Ok(())
     }
 
+    fn new_table(&mut self) -> TableWriter {
+        let id = self.next_table;
+        self.next_table += 1;
+        TableWriter::new(TableIdentity { uuid: self.id, node: NODE, id })
+    }
+
+    /// What came in order until now are the first rows of a stream.
+    fn begin_stream(&mut self) -> Result<(), EngineError> {
+        let (table, run) = (self.new_table(), Vec::new());
+        let mut stream = Stream { table, run, last: Vec::new(), rows: 0 };
+        for (key, value) in std::mem::take(&mut self.rows) {
+            if *key <= *stream.last {
+                return Err(twice());
+            }
+            stream.add(&key, value.as_deref());
+        }
+        self.bytes = 0;
+        self.stream = Some(stream);
+        self.end_full_table()
+    }
+
+    fn end_full_table(&mut self) -> Result<(), EngineError> {
+        let is_full = |stream: &&mut Stream| stream.table.bytes() >= TABLE_BYTES;
+        if self.stream.as_mut().filter(is_full).is_none() {
+            return Ok(());
+        }
+        let next = self.new_table();
+        if let Some(mut stream) = self.stream.take() {
+            let full = std::mem::replace(&mut stream.table, next);
+            stream.run.push(self.end_table(full)?);
+            self.stream = Some(stream);
+        }
+        if self.beaten.elapsed() >= BEAT {
+            self.beat()?;
+        }
+        Ok(())
+    }
+
+    fn end_stream(&mut self) -> Result<(), EngineError> {
+        let Some(mut stream) = self.stream.take() else { return Ok(()) };
+        if stream.table.bytes() > 0 {
+            stream.run.push(self.end_table(stream.table)?);
+        }
+        self.written += stream.rows;
+        self.runs.push(stream.run);
+        Ok(())
+    }
+
     /// Rows so far.
     pub fn rows(&self) -> u64 {
-        self.written + self.rows.len() as u64
+        let streamed = self.stream.as_ref().map_or(0, |stream| stream.rows);
+        self.written + streamed + self.rows.len() as u64
     }
 
     /// Writes what is left. Fails if this version was taken for left over meanwhile.
@@ -93,6 +187,7 @@ impl VersionWriter {
     /// # Errors
     /// The store's, and `Io` in that case.
     pub fn finish(mut self) -> Result<Vec<Vec<TableRecord>>, EngineError> {
+        self.end_stream()?;
         self.end_run()?;
         crash::point("version.written");
         self.beat()?;
@@ -127,16 +222,12 @@ impl VersionWriter {
         let mut rows = std::mem::take(&mut self.rows);
         rows.sort_unstable();
         if rows.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-            return Err(EngineError::Io("a row of the version was written twice".into()));
+            return Err(twice());
         }
         let mut run = Vec::new();
         let mut writer: Option<TableWriter> = None;
         for (key, value) in &rows {
-            let table = writer.get_or_insert_with(|| {
-                let id = self.next_table;
-                self.next_table += 1;
-                TableWriter::new(TableIdentity { uuid: self.id, node: NODE, id })
-            });
+            let table = writer.get_or_insert_with(|| self.new_table());
             table.add(key, value.as_deref());
             if table.bytes() >= TABLE_BYTES
                 && let Some(full) = writer.take()
@@ -162,5 +253,14 @@ impl VersionWriter {
             true => Ok(record),
             false => Err(damaged(&name, "it was not read back as it was written")),
         }
+    }
+}
+
+impl Stream {
+    fn add(&mut self, key: &[u8], value: Option<&[u8]>) {
+        self.table.add(key, value);
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        self.rows += 1;
     }
 }
