@@ -9,6 +9,9 @@ The versions below a job are in one order: each above those that it was made on,
 names them. The first one that says something of a path decides. A change below a directory says of
 each directory above it that it is there.
 
+Some jobs are done by ranks that log for themselves, at the same time: each is a version on the
+job's input, and the job's version has them as inputs in the order of their numbers.
+
 Renames are of what the job has made itself: what becomes of a file that one job has renamed and
 another one has changed depends on more than paths (tests/jobs/jobs.sh has such cases).
 """
@@ -262,27 +265,50 @@ def url_of(volume, version):
     return "?".join([f"{base}//{version}", *options])
 
 
+def planned(rng, version, plan):
+    """The command that makes random changes on a version's inputs, which the version has then."""
+    before = view(stacked(version.inputs))
+    job = Job(rng, version)
+    for _ in range(rng.randrange(25)):
+        job.step()
+    after = view(version.stack())
+    assert after == job.tree, "the model contradicts itself"
+    with open(plan, "w") as file:
+        json.dump({"before": before, "acts": job.acts, "after": after}, file)
+    return ["--", sys.executable, os.path.abspath(__file__), "act", plan]
+
+
+def done(what, *commands):
+    """Runs commands at the same time."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    begun = [subprocess.Popen(command, **pipes) for command in commands]
+    told = [process.communicate()[1] for process in begun]
+    failed = [why for process, why in zip(begun, told) if process.returncode]
+    assert not failed, f"{what}: {failed}"
+
+
 def run(kestrel, volume, work, seed, count):
     rng = random.Random(seed)
     versions = []
     for number in range(count):
         inputs = rng.sample(versions, min(len(versions), rng.choice([0, 1, 1, 2, 2, 3])))
-        version = Version(f"dag{seed}@{number}", inputs)
-        before = view(stacked(inputs))
-        job = Job(rng, version)
-        for _ in range(rng.randrange(25)):
-            job.step()
-        after = view(version.stack())
-        assert after == job.tree, "the model contradicts itself"
+        name, what = f"dag{seed}@{number}", f"seed {seed}, job {number}"
+        given = [word for each in inputs for word in ("--input", each.name)]
         plan = os.path.join(work, f"plan-{seed}")
-        with open(plan, "w") as file:
-            json.dump({"before": before, "acts": job.acts, "after": after}, file)
-        command = [kestrel, "job", "run", volume, "--publish", version.name]
-        for each in inputs:
-            command += ["--input", each.name]
-        command += ["--", sys.executable, os.path.abspath(__file__), "act", plan]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"seed {seed}, job {number}: {done.stderr}"
+        if len(inputs) < 2 and rng.random() < 0.4:
+            some = range(rng.choice([1, 2, 3]))
+            ranks = [Version(f"{name}-rank-{rank}", inputs) for rank in some]
+            version = Version(name, ranks)
+            done(what, [kestrel, "job", "start", volume, *given, "--publish", name, "--log"])
+            log = [kestrel, "job", "log", volume, name, "--rank"]
+            done(what, *([*log, str(rank), *planned(rng, each, f"{plan}-{rank}")]
+                         for rank, each in enumerate(ranks)))
+            done(what, [kestrel, "job", "publish", volume, name])
+        else:
+            version = Version(name, inputs)
+            command = [kestrel, "job", "run", volume, *given, "--publish", name]
+            done(what, [*command, *planned(rng, version, plan)])
+        after = view(version.stack())
         at = os.path.join(work, "version")
         os.makedirs(at, exist_ok=True)
         subprocess.run(

@@ -7,7 +7,15 @@
 //!
 //! [`Jobs::begin`] makes a job and its directory on this machine, [`Jobs::resume`] makes that
 //! directory on another one. The directory is opened as any volume's is
-//! ([`crate::volume::Volume`]), to mount or serve it. [`publish()`] and [`Jobs::abort`] end the job.
+//! ([`crate::volume::Volume`]), to mount or serve it. [`publish()`] and [`Jobs::abort`] end it.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `job/log.rs` | [`ChangeLog`]: a rank logs what it makes |
+//! | `job/ranks.rs` | how ranks join, finish and are merged |
+//! | `job/publish.rs` | a job becomes a version |
+//! | `job/rows.rs` | its rows as tables of that |
+//! | `job/settle.rs` | what is ended before |
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,9 +45,15 @@ use crate::storage::{Storage, StoreOptions};
 use crate::version::VolumePlace;
 use crate::volume::VolumeLock;
 
+mod log;
 mod publish;
+mod ranks;
+mod rows;
+mod settle;
 
+pub use self::log::{ChangeLog, LogAttrs, LogDir, LogOptions, SYNC_EVERY_DEFAULT};
 pub use self::publish::{PublishedJob, publish};
+pub use self::ranks::{MergedRanks, RANKS_MAX, Rank};
 pub use kestrel_bucket::version::JobRecord;
 
 /// What a job begins with.
@@ -113,11 +127,18 @@ impl Jobs {
         Ok(Self { descriptor, storage, versions, jobs })
     }
 
-    /// All jobs that are there; of those with records that cannot be read, why.
+    /// All jobs that are there; of those with records that cannot be read, why. Logs of ranks are
+    /// not among them.
     ///
     /// # Errors
     /// The store's.
     pub fn list(&self) -> Result<Vec<ListedJob>, VolumeError> {
+        let mut found = self.list_all()?;
+        found.retain(|(_, record)| !record.as_ref().is_ok_and(|record| record.rank.is_some()));
+        Ok(found)
+    }
+
+    fn list_all(&self) -> Result<Vec<ListedJob>, VolumeError> {
         let mut found = Vec::new();
         for number in self.jobs.numbers().map_err(engine)? {
             if let Some(record) = self.jobs.find(number).transpose() {
@@ -262,7 +283,7 @@ impl Jobs {
         }
         let figures = match top_of(merged, inputs) {
             None if inputs.is_empty() => [0; 3],
-            Some(top) if merged.is_chain => figures(top),
+            Some(top) if merged.is_settled => figures(top),
             _ => count(&opened)?,
         };
         let rows = Node::rows_of_tree(root, Some(figures), stamp, numbers);
@@ -304,6 +325,7 @@ impl Jobs {
     /// # Errors
     /// If a process has it open; the store's. It can be repeated.
     pub fn abort(&self, record: &JobRecord, take_over: bool) -> Result<u64, VolumeError> {
+        self.check_job(record)?;
         let dir = job_dir(&record.id)?;
         let _lock = match dir.exists() {
             true => Some(VolumeLock::take(&dir, "kestrel job abort")?),
@@ -336,7 +358,11 @@ impl Jobs {
                 found.name
             )));
         }
-        let own = |object: ObjectId| job_of_object(object) == Some(record.number());
+        let ranks = self.remove_ranks(record)?;
+        let own = |object: ObjectId| {
+            let job = job_of_object(object);
+            job.is_some_and(|job| job == record.number() || ranks.contains(&job))
+        };
         let removed = remove_objects(&*self.storage.store, &own)?;
         self.versions.remove_data(&id).map_err(engine)?;
         self.jobs.remove(record.number()).map_err(engine)?;

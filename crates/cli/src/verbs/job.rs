@@ -2,6 +2,7 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `log` | a rank that logs for itself |
 //! | `run` | a command in the namespace of a job |
 //! | `server` | the process that serves a job to others |
 
@@ -9,13 +10,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use kestrel_client::job::{self, BegunJob, Jobs, NewJob};
+use kestrel_client::error::VolumeError;
+use kestrel_client::job::{self, BegunJob, JobConflict, Jobs, NewJob, Rank};
 use kestrel_client::volume::Resources;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger::utc;
 use kestrel_daemon::units::bytes;
 use serde_json::{Value, json};
 
+mod log;
 mod run;
 mod server;
 
@@ -51,6 +54,7 @@ enum Action {
     Run(Box<run::RunArgs>),
     Start(StartArgs),
     Join(run::JoinArgs),
+    Log(Box<log::LogArgs>),
     Resume(ResumeArgs),
     Publish(PublishArgs),
     Abort(AbortArgs),
@@ -83,6 +87,9 @@ struct StartArgs {
     volume: OsString,
     #[command(flatten)]
     inputs: InputArgs,
+    /// Start no server: all processes log for themselves (`kestrel job log`)
+    #[arg(long, conflicts_with = "listen")]
+    log: bool,
     #[command(flatten)]
     serve: server::ServerArgs,
     #[command(flatten)]
@@ -120,6 +127,9 @@ struct PublishArgs {
     /// Take the job over from a process of another machine that has it open
     #[arg(long)]
     take_over: bool,
+    /// Also what ranks have synced that have not finished
+    #[arg(long)]
+    unfinished: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -191,19 +201,7 @@ fn begin(jobs: &Jobs, inputs: &InputArgs) -> Result<BegunJob, Failure> {
         begun_by: kestrel_daemon::who("kestrel job"),
     };
     let begun = jobs.begin(&new).map_err(fail)?;
-    for conflict in begun.conflicts.iter().take(CONFLICTS_SHOWN) {
-        eprintln!(
-            "kestrel job: {}: of {}, not of {}",
-            String::from_utf8_lossy(&conflict.path),
-            conflict.kept,
-            conflict.hidden
-        );
-    }
-    let shown = begun.conflicts.len().min(CONFLICTS_SHOWN) as u64;
-    if begun.conflict_count > shown {
-        let rest = begun.conflict_count - shown;
-        eprintln!("kestrel job: {rest} further names are in several inputs");
-    }
+    tell_conflicts(&begun.conflicts, begun.conflict_count);
     Ok(begun)
 }
 
@@ -218,12 +216,30 @@ fn release(dir: &std::path::Path) -> Result<(), Failure> {
 fn publish(
     jobs: &Jobs,
     record: &kestrel_client::job::JobRecord,
-    name: Option<&str>,
+    (name, unfinished): (Option<&str>, bool),
     resources: &Resources,
 ) -> Result<job::PublishedJob, Failure> {
     let dir = job::dir_of(record).map_err(fail)?;
     release(&dir)?;
-    job::publish(jobs, record, name, resources).map_err(fail)
+    let done = job::publish(jobs, record, (name, unfinished), resources).map_err(fail)?;
+    tell_conflicts(&done.conflicts, done.conflict_count);
+    Ok(done)
+}
+
+/// Says which names several have made differently.
+fn tell_conflicts(conflicts: &[JobConflict], count: u64) {
+    for conflict in conflicts.iter().take(CONFLICTS_SHOWN) {
+        eprintln!(
+            "kestrel job: {}: of {}, not of {}",
+            String::from_utf8_lossy(&conflict.path),
+            conflict.kept,
+            conflict.hidden
+        );
+    }
+    let shown = conflicts.len().min(CONFLICTS_SHOWN) as u64;
+    if count > shown {
+        eprintln!("kestrel job: {} further names were made by several", count - shown);
+    }
 }
 
 fn print_published(done: &job::PublishedJob, as_json: bool) {
@@ -231,6 +247,8 @@ fn print_published(done: &job::PublishedJob, as_json: bool) {
     if as_json {
         let mut out = kestrel_daemon::snapshots::versions::describe(version);
         out["changed"] = done.changed.into();
+        out["ranks"] = done.ranks.into();
+        out["conflicts"] = done.conflict_count.into();
         return print_json(&out);
     }
     println!(
@@ -251,9 +269,16 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
         Action::Run(args) => run::run(args),
         Action::Join(args) => run::join(args),
+        Action::Log(args) => log::run(args),
         Action::Start(args) => {
             let jobs = jobs_of(&args.volume, &args.store)?;
             let begun = begin(&jobs, &args.inputs)?;
+            log::print_env(&volume_of(VERB, &args.volume)?, begun.record.number());
+            if args.log {
+                let record = &begun.record;
+                eprintln!("job {} has no server; it becomes {}", record.number(), record.name);
+                return Ok(ExitStatus::Good);
+            }
             server::start(&begun, &args.serve, &args.store, false)
         }
         Action::Resume(args) => {
@@ -266,7 +291,8 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
             let jobs = jobs_of(&args.volume, &args.store)?;
             let record = jobs.find(&args.job).map_err(fail)?;
             let resources = resources(&args.store, args.take_over);
-            let done = publish(&jobs, &record, args.name.as_deref(), &resources)?;
+            let as_what = (args.name.as_deref(), args.unfinished);
+            let done = publish(&jobs, &record, as_what, &resources)?;
             print_published(&done, args.json);
             Ok(ExitStatus::Good)
         }
@@ -296,6 +322,16 @@ fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Valu
     let dir: PathBuf = job::dir_of(record).map_err(fail)?;
     let inputs: Vec<Value> =
         record.inputs.iter().map(|input| json!({ "name": input.name, "id": input.id })).collect();
+    let rank = |rank: &Rank| {
+        Ok(json!({
+            "rank": rank.rank,
+            "mounted": rank.log.rank.as_ref().is_some_and(|of| of.mounted),
+            "finished": rank.finished,
+            "open_by": jobs.holder(&rank.log)?,
+        }))
+    };
+    let ranks = jobs.ranks(record).map_err(fail)?;
+    let ranks: Result<Vec<Value>, VolumeError> = ranks.iter().map(rank).collect();
     let below: Vec<&str> = record.base.layers.iter().map(|layer| layer.name.as_str()).collect();
     Ok(json!({
         "job": record.number(),
@@ -309,6 +345,7 @@ fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Valu
         "below": below,
         "common_directories": record.base.aliases,
         "open_by": jobs.holder(record).map_err(fail)?,
+        "ranks": ranks.map_err(fail)?,
         "dir": dir.exists().then(|| dir.to_string_lossy().into_owned()),
         "address": server::address(&dir),
     }))
@@ -330,6 +367,12 @@ fn status(args: &StatusArgs) -> Result<ExitStatus, Failure> {
     println!("below       {} versions", record.base.layers.len());
     println!("open by     {}", text("open_by"));
     println!("address     {}", text("address"));
+    for rank in told["ranks"].as_array().into_iter().flatten() {
+        let (number, open_by) = (&rank["rank"], rank["open_by"].as_str());
+        let is_finished = rank["finished"].as_bool() == Some(true);
+        let state = if is_finished { "finished" } else { open_by.unwrap_or("not finished") };
+        println!("rank {number:<6} {state}");
+    }
     println!("directory   {}", text("dir"));
     Ok(ExitStatus::Good)
 }

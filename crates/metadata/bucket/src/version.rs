@@ -34,16 +34,16 @@ mod tests;
 mod writer;
 
 pub use crate::tree::layer::NumberSpan;
-pub use aliases::write_aliases;
+pub use aliases::{copy_aliases, write_aliases};
 pub use compact::{
     Compaction, CompactionEnd, CompactionOrder, CompactionPlan, CompactionWorker, PARTITIONS_MAX,
     WorkEnd, remove_old_plans,
 };
 pub use engine::VersionEngine;
-pub use job::{JobRecord, JobRegistry};
+pub use job::{JobRecord, JobRegistry, RankOf};
 pub use manifest::{
-    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, VersionFigures, VersionId,
-    VersionInput, VersionManifest, VersionSource, check_name,
+    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, NUMBERS_END, VersionFigures,
+    VersionId, VersionInput, VersionManifest, VersionSource, check_name,
 };
 pub use merge::{Conflict, MergedInputs, SettledRow, merge};
 pub use place::VersionPlace;

@@ -68,6 +68,16 @@ pub struct JoinArgs {
 /// A command, and how the job is mounted for it.
 #[derive(Debug, Args)]
 struct CommandArgs {
+    #[command(flatten)]
+    mount: MountArgs,
+    /// The command, with its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// How a job is mounted.
+#[derive(Debug, Args)]
+pub struct MountArgs {
     /// Where: an existing directory; by default one is made, and removed again
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
@@ -75,22 +85,19 @@ struct CommandArgs {
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     #[command(flatten)]
-    store: KeyArgs,
-    /// The command, with its arguments
-    #[arg(last = true, required = true)]
-    command: Vec<OsString>,
+    pub store: KeyArgs,
 }
 
 /// A job that is mounted.
-struct Mounted {
-    dir: PathBuf,
+pub struct Mounted {
+    pub dir: PathBuf,
     /// It was made for this.
     is_made: bool,
 }
 
 impl Mounted {
     /// Mounts what `source` names.
-    fn at(source: &str, args: &CommandArgs, options: &[String]) -> Result<Self, Failure> {
+    pub fn at(source: &str, args: &MountArgs, options: &[String]) -> Result<Self, Failure> {
         let dir = match &args.mount {
             Some(dir) => {
                 std::path::absolute(dir).map_err(|why| fail(format!("{}: {why}", dir.display())))?
@@ -122,7 +129,7 @@ impl Mounted {
     }
 
     /// Unmounts it: everything is stored then.
-    fn end(self) -> Result<(), Failure> {
+    pub fn end(self) -> Result<(), Failure> {
         output_of(program()?.arg("umount").arg(&self.dir))?;
         self.remove_dir();
         Ok(())
@@ -130,7 +137,7 @@ impl Mounted {
 }
 
 /// Runs a command, which gets the signals of the terminal itself.
-fn run_command(
+pub fn run_command(
     command: &[OsString],
     dir: &Path,
     address: Option<&str>,
@@ -148,7 +155,7 @@ fn run_command(
 }
 
 /// What became of a command, for people.
-fn told(status: ChildStatus) -> String {
+pub fn told(status: ChildStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("the command ended with status {code}"),
         (None, Some(signal)) => format!("the command was ended by signal {signal}"),
@@ -158,7 +165,7 @@ fn told(status: ChildStatus) -> String {
 
 /// See [`RunArgs`].
 pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
-    let jobs = jobs_of(&args.volume, &args.run.store)?;
+    let jobs = jobs_of(&args.volume, &args.run.mount.store)?;
     let job: BegunJob = match (&args.resume, &args.name) {
         (Some(job), _) => {
             let record = jobs.find(job).map_err(fail)?;
@@ -181,7 +188,7 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     if args.take_over {
         options.push("--take-over".into());
     }
-    let mounted = Mounted::at(&source, &args.run, &options)?;
+    let mounted = Mounted::at(&source, &args.run.mount, &options)?;
     let status = run_command(&args.run.command, &mounted.dir, None);
     mounted.end()?;
     let status = status?;
@@ -193,7 +200,8 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
         return Ok(ExitStatus::Good);
     }
     let name = args.name.as_deref();
-    let done = publish(&jobs, &job.record, name, &resources(&args.run.store, false))?;
+    let done =
+        publish(&jobs, &job.record, (name, false), &resources(&args.run.mount.store, false))?;
     print_published(&done, false);
     Ok(ExitStatus::Good)
 }
@@ -210,7 +218,7 @@ pub fn join(args: &JoinArgs) -> Result<ExitStatus, Failure> {
         true => address(Path::new(&job)).unwrap_or(job),
         false => job,
     };
-    let mounted = Mounted::at(&source, &args.run, &[])?;
+    let mounted = Mounted::at(&source, &args.run.mount, &[])?;
     let status = run_command(&args.run.command, &mounted.dir, Some(&source));
     mounted.end()?;
     match status? {

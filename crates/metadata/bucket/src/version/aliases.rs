@@ -79,6 +79,22 @@ pub fn write_aliases(
     }
 }
 
+/// Writes the aliases of a job, which has so many, for another one on the same base.
+///
+/// # Errors
+/// As for [`read_aliases`] and [`write_aliases`].
+pub fn copy_aliases(
+    place: &VersionPlace,
+    from: &VersionId,
+    to: &VersionId,
+    count: u64,
+) -> Result<(), EngineError> {
+    match count {
+        0 => Ok(()),
+        count => write_aliases(place, to, &read_aliases(place, from, count)?),
+    }
+}
+
 /// Reads the aliases of a version or job, which has so many.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ use kestrel_engine::row_cache::Bytes;
 use kestrel_engine::{BeforeSync, EngineError};
 use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::JOBS_MAX;
+use kestrel_types::key::Table;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{JobBase, VersionInput};
@@ -27,11 +28,17 @@ use crate::{BucketEngine, BucketOptions, Uuid, url};
 /// What every record of a job begins with.
 const MAGIC: &str = "kestrelfs-job";
 
-/// Version of the format of records.
+/// Version of the format of records that any program reads.
 const FORMAT: u32 = 1;
+
+/// The same of those that are about ranks.
+const FORMAT_RANKS: u32 = 2;
 
 /// Where the records are.
 const JOBS: &str = "job/";
+
+/// Where is noted which job is the log of which rank.
+const RANKS: &str = "rank/";
 
 /// The object with the number of the next job, in decimal digits.
 const NEXT: &str = "job-next";
@@ -64,8 +71,29 @@ pub struct JobRecord {
     pub inputs: Vec<VersionInput>,
     /// All that is below, with the number of the job.
     pub base: JobBase,
+    /// What this is the log of a rank of; none: it is a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<RankOf>,
+    /// The logs of ranks are being merged: no rank joins or ends any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sealed: bool,
     /// CRC-32C, eight hexadecimal digits, of this document with this field empty.
     checksum: String,
+}
+
+/// A rank of a job: a process that logs its changes for itself. Its log is a job that becomes a
+/// layer of the other one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankOf {
+    /// Number of the job.
+    pub job: u32,
+    /// Identity of the job, 32 hexadecimal digits.
+    pub id: String,
+    /// The rank.
+    pub rank: u32,
+    /// The log is changed through a mount, by a metadata node.
+    pub mounted: bool,
 }
 
 impl Document for JobRecord {
@@ -93,6 +121,8 @@ impl JobRecord {
             begun_by: String::new(),
             inputs,
             base,
+            rank: None,
+            sealed: false,
             checksum: String::new(),
         }
     }
@@ -109,7 +139,11 @@ impl JobRecord {
     }
 
     fn encode(&self) -> Vec<u8> {
-        document::encode(self)
+        let is_of_ranks = self.rank.is_some() || self.sealed;
+        document::encode(&Self {
+            format: if is_of_ranks { FORMAT_RANKS } else { FORMAT },
+            ..self.clone()
+        })
     }
 
     fn decode(number: u32, volume: &Uuid, bytes: &[u8]) -> Result<Self, EngineError> {
@@ -119,7 +153,7 @@ impl JobRecord {
         if format.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
-        if format.format != FORMAT {
+        if ![FORMAT, FORMAT_RANKS].contains(&format.format) {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
                 format.format
@@ -148,6 +182,15 @@ pub struct JobRegistry {
 
 fn object_of(number: u32) -> String {
     format!("{JOBS}{number:08x}")
+}
+
+/// What the names of objects begin with that say which job is the log of which rank.
+fn ranks_of(job: u32) -> String {
+    format!("{RANKS}{job:08x}/")
+}
+
+fn rank_of(job: u32, rank: u32) -> String {
+    format!("{}{rank:08x}", ranks_of(job))
 }
 
 impl JobRegistry {
@@ -233,6 +276,87 @@ impl JobRegistry {
         Ok(found.map(|(record, _)| record))
     }
 
+    /// Replaces the record of a job, unless it has changed: false then.
+    ///
+    /// # Errors
+    /// The store's, and those of a record that cannot be read.
+    pub fn replace(&self, before: &JobRecord, after: &JobRecord) -> Result<bool, EngineError> {
+        let (number, name) = (before.number(), object_of(before.number()));
+        loop {
+            let decode =
+                |found: &NamedObject| JobRecord::decode(number, &self.volume, &found.bytes);
+            let found = read_checked(&**self.place.store(), &name, decode)?;
+            match found {
+                Some((found, object)) if found.encode() == before.encode() => {
+                    let put = self.place.store().replace(&name, after.encode().into(), &object.tag);
+                    if put.map_err(|why| self.failed(&why))?.is_some() {
+                        return Ok(true);
+                    }
+                    // The answer of an earlier put may be lost.
+                }
+                Some((found, _)) => return Ok(found.encode() == after.encode()),
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// Gives the log of a rank to the job of this number, unless it has one: the number of that
+    /// which has it.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn claim_rank(&self, job: u32, rank: u32, log: u32) -> Result<u32, EngineError> {
+        let (store, name) = (self.place.store(), rank_of(job, rank));
+        let text = bytes::Bytes::from(log.to_string());
+        if store.create(&name, text).map_err(|why| self.failed(&why))? {
+            return Ok(log);
+        }
+        let found = self.rank_log(job, rank)?;
+        found.ok_or_else(|| EngineError::Io(format!("job {job} has ended meanwhile")))
+    }
+
+    /// The number of the job that is the log of a rank, if it has one.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn rank_log(&self, job: u32, rank: u32) -> Result<Option<u32>, EngineError> {
+        let name = rank_of(job, rank);
+        let decode = |found: &NamedObject| {
+            let digits = std::str::from_utf8(&found.bytes).ok();
+            let number = digits.and_then(|digits| digits.parse().ok());
+            number.ok_or_else(|| damaged(&name, "it is no number"))
+        };
+        let found = read_checked(&**self.place.store(), &name, decode)?;
+        Ok(found.map(|(number, _)| number))
+    }
+
+    /// Ranks of a job that have logs, in order, and the numbers of these.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn ranks(&self, job: u32) -> Result<Vec<(u32, u32)>, EngineError> {
+        let below = ranks_of(job);
+        let found = self.place.store().list(&below).map_err(|why| self.failed(&why))?;
+        let mut ranks = Vec::new();
+        for (name, _) in found {
+            let digits = name.strip_prefix(&below).unwrap_or_default();
+            let Ok(rank) = u32::from_str_radix(digits, 16) else { continue };
+            if let Some(log) = self.rank_log(job, rank)? {
+                ranks.push((rank, log));
+            }
+        }
+        ranks.sort_unstable();
+        Ok(ranks)
+    }
+
+    /// Forgets that a rank has a log.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn forget_rank(&self, job: u32, rank: u32) -> Result<(), EngineError> {
+        self.place.store().remove(&rank_of(job, rank)).map_err(|why| self.failed(&why))
+    }
+
     /// Whether a record, which may be damaged or newer, has an identity in it.
     ///
     /// # Errors
@@ -275,8 +399,10 @@ impl JobRegistry {
     /// The store's.
     pub(super) fn remove_all(&self) -> Result<(), EngineError> {
         let store = self.place.store();
-        for (name, _) in store.list(JOBS).map_err(|why| self.failed(&why))? {
-            store.remove(&name).map_err(|why| self.failed(&why))?;
+        for below in [RANKS, JOBS] {
+            for (name, _) in store.list(below).map_err(|why| self.failed(&why))? {
+                store.remove(&name).map_err(|why| self.failed(&why))?;
+            }
         }
         store.remove(NEXT).map_err(|why| self.failed(&why))
     }
@@ -307,8 +433,9 @@ impl JobRegistry {
     ///
     /// # Errors
     /// The store's.
-    pub fn remove_rows(&self, record: &JobRecord) -> Result<(), EngineError> {
-        let rows = self.rows_of(record);
+    pub fn remove_rows(&self, job: &VersionId) -> Result<(), EngineError> {
+        let prefix = VersionPlace::prefix_of(job);
+        let rows = BelowNamed::new(self.place.store().clone(), prefix);
         for (name, _) in rows.list(url::ROOT).map_err(|why| self.failed(&why))? {
             rows.remove(&name).map_err(|why| self.failed(&why))?;
         }
@@ -343,10 +470,30 @@ impl BucketEngine {
     /// Those of `visit`, the store's and `Corrupt`.
     pub fn visit_changes(
         &self,
+        visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        self.visit_own((&[], &[u8::MAX; 2]), visit)
+    }
+
+    /// The same of one table.
+    ///
+    /// # Errors
+    /// As for [`BucketEngine::visit_changes`].
+    pub fn visit_table(
+        &self,
+        table: Table,
+        visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        self.visit_own((&[table as u8], &[table as u8 + 1]), visit)
+    }
+
+    fn visit_own(
+        &self,
+        (from, to): (&[u8], &[u8]),
         mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let tree = &self.shared.tree;
-        let mut rows = Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2]));
+        let mut rows = Merged::over_own(&tree, &tree.view(), (from, to));
         while let Some((key, value)) = rows.next_row()? {
             visit(&key, value.as_deref())?;
         }

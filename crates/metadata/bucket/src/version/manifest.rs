@@ -126,10 +126,23 @@ pub struct ChangesRecord {
     pub end: InodeId,
 }
 
+impl LayerRecord {
+    /// Whether it was made on another version, or is it.
+    pub(super) fn is_above(&self, other: &LayerRecord) -> bool {
+        self.numbers.iter().any(|span| span.id == other.id)
+    }
+}
+
 impl JobBase {
     /// The first number that the job gives.
     pub fn first_number(&self) -> InodeId {
         self.numbers.iter().map(|span| span.end).max().unwrap_or(FIRST_INODE)
+    }
+
+    /// Whether the first version below was made on all others: the tree is that version's.
+    pub fn is_settled(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.next().is_none_or(|first| layers.all(|other| first.is_above(other)))
     }
 
     /// Fails, with the reason in words, for what cannot be.

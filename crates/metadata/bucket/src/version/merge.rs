@@ -2,8 +2,8 @@
 //!
 //! The inputs and the versions below them are put in one order, each once and above those that it
 //! was made on ([`stacked`]). Row by row the first version that has one decides; so does a row that
-//! is stored as deleted. That is a tree already if each version was made on all those below. Of two
-//! versions of which none was made on the other one, more is to be settled:
+//! is stored as deleted. That is a tree already if the first version was made on all others. Else,
+//! of two versions of which none was made on the other one, more is to be settled:
 //!
 //! - Directories under one path are one directory. The numbers of all but one are aliases.
 //! - A directory with names of both has figures that none of them has counted.
@@ -73,8 +73,8 @@ pub struct MergedInputs {
     pub conflicts: Vec<Conflict>,
     /// How many of these there are.
     pub conflict_count: u64,
-    /// All versions below are one above the other: the tree is that of the first one.
-    pub is_chain: bool,
+    /// [`JobBase::is_settled`].
+    pub is_settled: bool,
 }
 
 /// An error about inputs.
@@ -188,9 +188,9 @@ pub fn merge(
         }
         known.push((input, own));
     }
-    let is_chain = base.layers.windows(2).all(|pair| is_above(&pair[0], &pair[1]));
-    let mut merged = MergedInputs { is_chain, ..MergedInputs::default() };
-    if !is_chain {
+    let is_settled = base.is_settled();
+    let mut merged = MergedInputs { is_settled, ..MergedInputs::default() };
+    if !is_settled {
         let merge = Merge::new(place, &base, classes)?;
         (classes, merged.rows) = merge.settle(&base, &mut merged)?;
     }
@@ -201,11 +201,6 @@ pub fn merge(
     base.aliases = merged.aliases.pairs().len() as u64;
     merged.base = base;
     Ok(merged)
-}
-
-/// Whether a version was made on another one.
-fn is_above(one: &LayerRecord, other: &LayerRecord) -> bool {
-    one.numbers.iter().any(|span| span.id == other.id)
 }
 
 /// Fails if an input knows directories apart that are one now.
@@ -354,7 +349,7 @@ impl Merge {
             layers,
             names: all.iter().map(|layer| layer.name.clone()).collect(),
             own,
-            sees: all.iter().map(|one| all.iter().map(|it| is_above(one, it)).collect()).collect(),
+            sees: all.iter().map(|one| all.iter().map(|it| one.is_above(it)).collect()).collect(),
             classes,
             touched: HashMap::new(),
             asserted: HashMap::new(),

@@ -7,21 +7,23 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use kestrel_blockstore::named::encrypted_volume;
+use kestrel_blockstore::named::{NamedObject, encrypted_volume};
 use kestrel_engine::EngineError;
 use kestrel_types::crash;
 use kestrel_types::hex::{from_hex, to_hex};
 
 use super::place::DATA;
 use super::{
-    JobBase, JobRegistry, VersionId, VersionManifest, VersionPlace, WRITER, check_name, cleaned_up,
-    failed, has_identity,
+    JobBase, JobRecord, JobRegistry, VersionId, VersionManifest, VersionPlace, WRITER, check_name,
+    cleaned_up, failed, has_identity,
 };
 use crate::Uuid;
 use crate::health::read_checked;
 
 /// Where the names are.
 const NAMES: &str = "name/";
+/// The manifest of what a rank has logged, below that of its log.
+const PART: &str = "part";
 /// Where the plans of compactions are.
 pub(super) const PLANS: &str = "compaction/";
 
@@ -63,9 +65,7 @@ impl VersionRegistry {
     /// store's.
     pub fn find(&self, name: &str) -> Result<Option<VersionManifest>, EngineError> {
         check_name(name).map_err(EngineError::Refused)?;
-        let decode = |found: &kestrel_blockstore::named::NamedObject| {
-            VersionManifest::decode(name, &found.bytes)
-        };
+        let decode = |found: &NamedObject| VersionManifest::decode(name, &found.bytes);
         let found = read_checked(&**self.place.store(), &object_of(name), decode)?;
         let Some((manifest, _)) = found else { return Ok(None) };
         manifest.check_volume(&self.volume)?;
@@ -184,6 +184,39 @@ impl VersionRegistry {
             }
         }
         Ok(None)
+    }
+
+    /// Keeps the manifest of a version that gets no name: that of what a rank has logged.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn keep_part(&self, manifest: &VersionManifest) -> Result<(), EngineError> {
+        let name = VersionPlace::part_of(&manifest.id_bytes(), PART);
+        // One that is there was written by a process that was killed behind that.
+        let made = self.place.store().create(&name, manifest.encode().into());
+        made.map(drop).map_err(|why| self.failed(&why))
+    }
+
+    /// That manifest, which has the name of what the rank's log is to become, if it is there.
+    ///
+    /// # Errors
+    /// The store's, `Corrupt`, and `Refused` for a newer format and another volume's.
+    pub fn part(&self, log: &JobRecord) -> Result<Option<VersionManifest>, EngineError> {
+        let name = VersionPlace::part_of(&log.id_bytes(), PART);
+        let decode = |found: &NamedObject| VersionManifest::decode(&log.name, &found.bytes);
+        let found = read_checked(&**self.place.store(), &name, decode)?;
+        let Some((manifest, _)) = found else { return Ok(None) };
+        manifest.check_volume(&self.volume)?;
+        Ok(Some(manifest))
+    }
+
+    /// Forgets it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn forget_part(&self, id: &VersionId) -> Result<(), EngineError> {
+        let name = VersionPlace::part_of(id, PART);
+        self.place.store().remove(&name).map_err(|why| self.failed(&why))
     }
 
     /// From now on a process that is writing this version cannot give it a name.

@@ -161,18 +161,35 @@ impl Node {
         stamp: u64,
         (inodes, objects): (InodeId, ObjectId),
     ) -> Vec<Mutation> {
-        let counters = vec![
-            counter_row("clock", stamp.saturating_add(1)),
-            counter_row("inodes", inodes.max(FIRST_INODE)),
-            counter_row("objects", objects),
+        let mut rows = Self::counter_rows(stamp, (inodes, objects));
+        rows.extend([
             counter_row("shares", 1),
             Mutation {
                 key: Key::new(Table::Entry, 0, b""),
                 value: Some(Entry::Inode(root).encode()),
             },
             Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
-        ];
-        counters.into_iter().chain(figures.map(|figures| usage_row(&figures))).collect()
+        ]);
+        rows.into_iter().chain(figures.map(|figures| usage_row(&figures))).collect()
+    }
+
+    /// The rows that say which timestamps and numbers were given: `stamp` is the newest timestamp,
+    /// the numbers are above all of inodes and objects.
+    pub fn counter_rows(stamp: u64, (inodes, objects): (InodeId, ObjectId)) -> Vec<Mutation> {
+        vec![
+            counter_row("clock", stamp.saturating_add(1)),
+            counter_row("inodes", inodes.max(FIRST_INODE)),
+            counter_row("objects", objects),
+        ]
+    }
+
+    /// What these rows say: the timestamp, and the numbers of inodes and objects.
+    ///
+    /// # Errors
+    /// The engine's, and if rows are damaged or missing.
+    pub fn counters_at_rest(engine: &dyn Engine) -> FsResult<(u64, InodeId, ObjectId)> {
+        let counter = |name| counter(engine, name);
+        Ok((counter("clock")?, counter("inodes")?, counter("objects")?))
     }
 
     /// The counter of timestamps, that of inodes and the figures, as they stand in rows of a node
