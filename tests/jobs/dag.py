@@ -9,7 +9,7 @@ The versions below a job are in one order: each above those that it was made on,
 names them. The first one that says something of a path decides. A change below a directory says of
 each directory above it that it is there.
 
-Some jobs are done by ranks that log for themselves, at the same time: each is a version on the
+Some versions are compacted, and are the same. Some jobs are done by ranks that log for themselves, at the same time: each is a version on the
 job's input, and the job's version has them as inputs in the order of their numbers.
 
 Renames are of what the job has made itself: what becomes of a file that one job has renamed and
@@ -287,6 +287,17 @@ def done(what, *commands):
     assert not failed, f"{what}: {failed}"
 
 
+def check_version(kestrel, url, work, tree, what):
+    """A mount of a version has the tree of the model."""
+    at = os.path.join(work, "version")
+    os.makedirs(at, exist_ok=True)
+    done(what, [kestrel, "mount", url, at])
+    try:
+        check(at, tree, what)
+    finally:
+        done(what, [kestrel, "umount", at])
+
+
 def run(kestrel, volume, work, seed, count):
     rng = random.Random(seed)
     versions = []
@@ -309,15 +320,13 @@ def run(kestrel, volume, work, seed, count):
             command = [kestrel, "job", "run", volume, *given, "--publish", name]
             done(what, [*command, *planned(rng, version, plan)])
         after = view(version.stack())
-        at = os.path.join(work, "version")
-        os.makedirs(at, exist_ok=True)
-        subprocess.run(
-            [kestrel, "mount", url_of(volume, version.name), at], check=True, capture_output=True
-        )
-        try:
-            check(at, after, f"seed {seed}, version {version.name}")
-        finally:
-            subprocess.run([kestrel, "umount", at], check=True)
+        check_version(kestrel, url_of(volume, name), work, after, f"seed {seed}, version {name}")
+        if rng.random() < 0.3:
+            compacted = f"{name}-compacted"
+            done(what, [kestrel, "version", "compact", url_of(volume, name), "--into", compacted])
+            told = f"seed {seed}, version {compacted}"
+            check_version(kestrel, url_of(volume, compacted), work, after, told)
+            done(what, [kestrel, "version", "delete", volume, compacted])
         info = json.loads(
             subprocess.run(
                 [kestrel, "version", "info", volume, version.name, "--json"],

@@ -120,6 +120,39 @@ refuses "inputs that are not one on the other" "make one version of them first" 
     log two@1 0 --tree "$WORK/t"
 k job abort "$vol" two@1 >/dev/null
 
+echo "-- lists"
+eval "$(start list@1 both@1)"
+check "a list of paths" prints '4 files' k job log --rank 0 --to /d --list - <<'END'
+empty
+sub/e1
+new/sub/e 2
+new/e3
+END
+refuses "a path that is taken" "something of this name already" \
+    k job log --rank 1 --list - <<<'d/same'
+check "ranks that have not finished are told" prints 'rank 1 +not finished' \
+    k job status "$vol" list@1
+check "it is published" k job publish "$vol" list@1 --unfinished
+check "its version" same "$(tree list@1)" "d/ d/empty= d/l=L d/new/ d/new/e3= d/new/sub/ \
+d/new/sub/e 2= d/same=L d/sub/ d/sub/e1= d/sub/r=R"
+
+echo "-- compaction"
+before=$(tree list@1)
+check "a version of ranks is compacted" k version compact "$(url list@1)" --into one@1 --workers 2
+check "it is the same" same "$(tree one@1)" "$before"
+check "in one run" prints 'runs +1$' k version info "$vol" one@1
+check "a job on it" job on-one@1 one@1 'rm d/same; mv d/new d/old; echo 4 >d/old/e4'
+check "its version" same "$(tree on-one@1)" "d/ d/empty= d/l=L d/old/ d/old/e3= d/old/e4=4 \
+d/old/sub/ d/old/sub/e 2= d/sub/ d/sub/e1= d/sub/r=R"
+check "compacted again" k version compact "$(url on-one@1)" --into two@1
+check "the same again" same "$(tree two@1)" "$(tree on-one@1)"
+refuses "beside a job on what is in it" "was compacted.*both@1" job q@1 "one@1 on@1" true
+check "beside one that knows nothing of it" job beside@1 "one@1 side@1" 'cat d/s d/l'
+check "what it was made from is deleted" k version delete "$vol" list@1
+k version delete "$vol" on-one@1 >/dev/null
+check "nothing of it is left over" prints ' 0 objects' k version clean "$vol" --older 0s
+check "it is the same still" same "$(tree one@1)" "$before"
+
 echo "-- beside a server"
 eval "$(k job start "$vol" --input both@1 --publish served@1 2>/dev/null)"
 check "a process of the server" k job join -- sh -c 'echo S >d/server; echo S >d/clash'

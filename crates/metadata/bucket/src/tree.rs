@@ -200,6 +200,13 @@ pub struct View {
     pub layers: Arc<[Arc<Layer>]>,
 }
 
+impl View {
+    /// Bytes of the tables of all runs.
+    pub fn table_bytes(&self) -> u64 {
+        self.runs.iter().flat_map(|run| run.iter()).map(|table| table.record.bytes).sum()
+    }
+}
+
 /// See the module's header.
 pub struct Tree {
     store: Arc<dyn NamedStore>,

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
+use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,7 @@ const NUMBER_ENV: &str = "KESTREL_JOB_NUMBER";
   kestrel job publish /data/vol made@1
 
 Each process has a rank, a number of its own, and sees what the job was begun with and what it makes
-itself. With --tree a directory is logged at the speed of memory; a command runs in a mount of the
-rank's log. When the job is published all logs become one tree: of two that have made one name that
+itself. --tree and --list log at the speed of memory; a command runs in a mount of the rank's log. When the job is published all logs become one tree: of two that have made one name that
 of the lower rank counts, and the command says so. What the job's server has done counts before all.
 
 A rank that was killed goes on with the same command: everything that was synced is there.")]
@@ -48,8 +48,11 @@ pub struct LogArgs {
     /// Log the files and directories that are in this directory
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     tree: Option<PathBuf>,
-    /// With --tree: where in the job; what is missing of the path is made
-    #[arg(long, value_name = "PATH", requires = "tree", default_value = "/")]
+    /// Log an empty file for each path of this list, one on a line; -: standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["command", "tree"])]
+    list: Option<PathBuf>,
+    /// With --tree and --list: where in the job; what is missing of a path is made
+    #[arg(long, value_name = "PATH", default_value = "/")]
     to: OsString,
     /// The rank goes on later: do not finish it
     #[arg(long)]
@@ -63,7 +66,7 @@ pub struct LogArgs {
     #[command(flatten)]
     mount: MountArgs,
     /// A command that runs in a mount of the log, with its arguments
-    #[arg(last = true, required_unless_present = "tree")]
+    #[arg(last = true, required_unless_present_any = ["tree", "list"])]
     command: Vec<OsString>,
 }
 
@@ -101,10 +104,11 @@ pub fn run(args: &LogArgs) -> Result<ExitStatus, Failure> {
     let (volume, job) = job_of(args)?;
     let jobs = jobs_of(&volume, &args.mount.store)?;
     let record = jobs.find(&job).map_err(fail)?;
-    let log = jobs.join(&record, args.rank, args.tree.is_none()).map_err(fail)?;
-    let told = match &args.tree {
-        Some(tree) => log_tree(&jobs, &log, tree, args)?,
-        None => run_mounted(&jobs, &log, args)?,
+    let is_mounted = args.tree.is_none() && args.list.is_none();
+    let log = jobs.join(&record, args.rank, is_mounted).map_err(fail)?;
+    let told = match is_mounted {
+        true => run_mounted(&jobs, &log, args)?,
+        false => log_directly(&jobs, &log, args)?,
     };
     if args.keep {
         println!("rank {}: {told}", args.rank);
@@ -144,20 +148,19 @@ struct Logged {
     skipped: u64,
 }
 
-fn log_tree(
-    jobs: &Jobs,
-    record: &JobRecord,
-    tree: &Path,
-    args: &LogArgs,
-) -> Result<String, Failure> {
-    let attrs = attrs_of(&metadata_of(tree)?);
+/// Logs a tree or a list.
+fn log_directly(jobs: &Jobs, record: &JobRecord, args: &LogArgs) -> Result<String, Failure> {
     let options = LogOptions {
         sync_every: args.upload_every,
         take_over: args.take_over,
         ..LogOptions::default()
     };
     let mut log = ChangeLog::open(jobs, record, options).map_err(fail)?;
-    let logged = log_into(&mut log, tree, args.to.as_bytes(), attrs);
+    let logged = match (&args.tree, &args.list) {
+        (Some(tree), _) => log_tree(&mut log, tree, args.to.as_bytes()),
+        (None, Some(list)) => log_list(&mut log, list, args.to.as_bytes()),
+        (None, None) => Ok(Logged::default()),
+    };
     let replaced = log.replaced();
     let closed = log.close().map_err(fail);
     let logged = logged?;
@@ -172,12 +175,34 @@ fn log_tree(
     Ok(format!("{files} files and {dirs} directories, {}", bytes(content)))
 }
 
-fn log_into(
-    log: &mut ChangeLog,
-    tree: &Path,
-    to: &[u8],
-    attrs: LogAttrs,
-) -> Result<Logged, Failure> {
+/// Logs an empty file for each line.
+fn log_list(log: &mut ChangeLog, list: &Path, to: &[u8]) -> Result<Logged, Failure> {
+    let failed = |why: std::io::Error| told_io(list, &why);
+    let mut lines: Box<dyn BufRead> = match list.as_os_str().as_bytes() {
+        b"-" => Box::new(std::io::stdin().lock()),
+        _ => Box::new(BufReader::new(File::open(list).map_err(failed)?)),
+    };
+    // SAFETY: geteuid and getegid take nothing and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let attrs = LogAttrs { mode: 0o644, uid, gid, mtime: None };
+    let (mut logged, mut line, mut path) = (Logged::default(), Vec::new(), Vec::new());
+    while lines.read_until(b'\n', &mut line).map_err(failed)? > 0 {
+        line.pop_if(|last| *last == b'\n');
+        let cut = line.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        path.clear();
+        path.extend_from_slice(to);
+        path.push(b'/');
+        path.extend_from_slice(&line[..cut]);
+        let dir = log.make_dirs(&path, LogAttrs { mode: 0o755, ..attrs }).map_err(fail)?;
+        log.create(dir, &line[cut..], attrs, b"").map_err(fail)?;
+        logged.files += 1;
+        line.clear();
+    }
+    Ok(logged)
+}
+
+fn log_tree(log: &mut ChangeLog, tree: &Path, to: &[u8]) -> Result<Logged, Failure> {
+    let attrs = attrs_of(&metadata_of(tree)?);
     let mut logged = Logged::default();
     let top = log.make_dirs(to, attrs).map_err(fail)?;
     let mut left: Vec<(PathBuf, LogDir)> = vec![(tree.to_path_buf(), top)];

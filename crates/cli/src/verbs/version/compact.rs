@@ -15,7 +15,7 @@ use clap::Args;
 use kestrel_client::descriptor::random;
 use kestrel_client::version::{
     self, Compaction, CompactionEnd, CompactionOrder, CompactionWorker, PARTITIONS_MAX, VersionId,
-    VersionManifest, VersionRegistry, VersionUrl, WorkEnd, check_name,
+    VersionManifest, VersionRegistry, VersionUrl, VersionWriter, WorkEnd, check_name,
 };
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::snapshots::versions::describe;
@@ -193,6 +193,19 @@ fn under_way<'r>(
     }
 }
 
+/// Has the volume keep the snapshot with the file data for a version of this identity; the user
+/// that asks.
+fn hold(
+    args: &CompactArgs,
+    url: &VersionUrl,
+    input: &VersionManifest,
+    id: &VersionId,
+) -> Result<u32, Failure> {
+    let question = json!({ "act": "version-hold", "version": input.name, "id": to_hex(id) });
+    let held = ask(&OsString::from(&url.volume), &args.store, question)?;
+    Ok(held["user"].as_u64().and_then(|user| u32::try_from(user).ok()).unwrap_or(0))
+}
+
 /// Begins a compaction.
 fn begin<'r>(
     args: &CompactArgs,
@@ -207,14 +220,21 @@ fn begin<'r>(
         )));
     }
     let id: VersionId = random().map_err(fail)?;
-    let question = json!({ "act": "version-hold", "version": input.name, "id": to_hex(&id) });
-    let held = ask(&OsString::from(&url.volume), &args.store, question)?;
+    let user = match input.changes() {
+        None => hold(args, url, input, &id)?,
+        // The versions below it keep the snapshots.
+        Some(_) => {
+            VersionWriter::begin(registry.place(), id).map_err(fail)?;
+            // SAFETY: geteuid takes nothing and cannot fail.
+            unsafe { libc::geteuid() }
+        }
+    };
     let order = CompactionOrder {
         input,
         into: &args.into,
         id,
         created: SystemClock.now(),
-        user: held["user"].as_u64().and_then(|user| u32::try_from(user).ok()).unwrap_or(0),
+        user,
         partitions: args.partitions,
         patience: args.patience,
     };

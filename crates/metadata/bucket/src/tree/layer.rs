@@ -236,6 +236,30 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Bytes of its tables.
+    pub fn table_bytes(&self) -> u64 {
+        self.tree.view().table_bytes()
+    }
+
+    /// Shows the blocks of its tables by their first keys, and how many bytes each has.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn visit_index(&self, mut visit: impl FnMut(Vec<u8>, u64)) -> Result<(), EngineError> {
+        for table in self.tree.view().runs.iter().flat_map(|run| run.iter()) {
+            let index = self.tree.index(table).map_err(|why| self.named(why))?;
+            for (first, bytes) in index.index() {
+                let Some(key) = KeyRef::decode(first) else { continue };
+                // A key of a table that is not seen cuts nothing.
+                let Some(id) = self.mapping.read(key.id) else { continue };
+                let mut cut = Vec::with_capacity(first.len());
+                KeyRef { id, ..key }.encode_into(&mut cut);
+                visit(cut, bytes);
+            }
+        }
+        Ok(())
+    }
+
     /// The rows of this tree.
     pub fn new(tree: Tree, mapping: Mapping, name: &str) -> Self {
         Self { tree, mapping, name: name.into() }

@@ -7,6 +7,10 @@
 //! made once, whatever number of workers have written its tables. The worker that finds all
 //! partitions done publishes the version.
 //!
+//! Of a version that a job made the rows of all versions below it are read as one. What it is made
+//! into has no need of their tables, and names them all the same, as *hollow* layers: their numbers
+//! stay in use, and their jobs have the file data.
+//!
 //! A claim that its worker does not renew is taken over by another worker. Each takeover has a
 //! number of its own, which is part of the numbers of its tables: two workers that take each other
 //! for dead never write the same object.
@@ -38,6 +42,7 @@ pub use plan::{CompactionPlan, PARTITIONS_MAX};
 use plan::{PartitionRecord, Task, object_of};
 pub use worker::{CompactionWorker, WorkEnd};
 
+use super::aliases::copy_aliases;
 use super::registry::{PLANS, VersionRegistry};
 use super::{VersionManifest, VersionReader, WRITER, damaged};
 use super::{VersionPlace, failed};
@@ -115,13 +120,6 @@ impl<'a> Compaction<'a> {
         registry: &'a VersionRegistry,
         order: &CompactionOrder<'_>,
     ) -> Result<Option<Self>, EngineError> {
-        if order.input.changes().is_some() {
-            return Err(EngineError::Refused(format!(
-                "version {}: a job made it, and it needs the versions below it for its file data; \
-                 only versions of directories are compacted",
-                order.input.name
-            )));
-        }
         let reader = VersionReader::new(registry.place(), order.input, 0)?;
         let usual = reader.table_bytes().div_ceil(PARTITION_BYTES);
         let usual = usize::try_from(usual).unwrap_or(PARTITIONS_MAX);
@@ -202,6 +200,8 @@ impl<'a> Compaction<'a> {
         let Some(records) = self.records()? else { return Ok(CompactionEnd::Over) };
         let manifest = self.manifest(input, records)?;
         self.remove_strays(&manifest)?;
+        let aliases = input.changes().map_or(0, |changes| changes.base.aliases);
+        copy_aliases(self.registry.place(), &input.id_bytes(), &self.plan.id(), aliases)?;
         if !self.registry.publish(&manifest)? {
             // What was written is left over then. It is not removed here: if the version was
             // published by another worker and renamed since, it is the version's.
@@ -246,6 +246,10 @@ impl<'a> Compaction<'a> {
         let source = input.source.clone();
         let made = VersionManifest::new(plan.target(), self.registry.volume(), &id, source);
         let made = made.with_inputs(vec![plan.input().clone()]);
+        let made = made.and_then(|made| match input.hollow() {
+            Some(changes) => made.with_changes(changes),
+            None => Ok(made),
+        });
         let mut made = made.map_err(EngineError::Refused)?;
         (made.created, made.user, made.figures) = (plan.created(), plan.user(), input.figures);
         made.rows = records.iter().map(|record| record.rows).sum();

@@ -97,7 +97,7 @@ pub struct LayerRecord {
     pub job: u32,
     /// Which version gave which numbers in its tables, itself the last one.
     pub numbers: Vec<NumberSpan>,
-    /// As [`VersionManifest::runs`].
+    /// As [`VersionManifest::runs`]. None of a *hollow* layer: a version above has all of its rows.
     pub runs: Vec<Vec<TableRecord>>,
 }
 
@@ -335,6 +335,26 @@ impl VersionManifest {
     /// Of a version that a job made: what it changes.
     pub fn changes(&self) -> Option<&ChangesRecord> {
         self.changes.as_ref()
+    }
+
+    /// What is below another version that has all rows of this one, and those of all versions below
+    /// it; none: no job made it. It has a hollow layer for each.
+    pub fn hollow(&self) -> Option<ChangesRecord> {
+        let changes = self.changes()?;
+        let own = LayerRecord {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            job: changes.base.job,
+            numbers: self.own_numbers(changes),
+            runs: Vec::new(),
+        };
+        let hollow = |layer: &LayerRecord| LayerRecord { runs: Vec::new(), ..layer.clone() };
+        let layers = std::iter::once(own.clone());
+        let layers = layers.chain(changes.base.layers.iter().map(hollow)).collect();
+        let aliases = changes.base.aliases;
+        let base = JobBase { job: 0, numbers: own.numbers, aliases, layers };
+        let end = base.first_number();
+        Some(ChangesRecord { base, end })
     }
 
     /// Identities of the versions that it cannot be read without.

@@ -82,6 +82,14 @@ fn refused(why: String) -> EngineError {
     EngineError::Refused(why)
 }
 
+/// One input needs the rows of a version, and another one has them all among its own.
+fn compacted(name: &str) -> EngineError {
+    refused(format!(
+        "inputs: one of them was compacted, and another one is made on version {name}, which is in \
+         it; use the version that was compacted instead"
+    ))
+}
+
 /// Behind the last inode number in the tables of a version that no job made.
 fn numbers_end(place: &VersionPlace, version: &VersionManifest) -> Result<InodeId, EngineError> {
     if version.changes().is_some() {
@@ -136,7 +144,10 @@ fn stacked(place: &VersionPlace, inputs: &[VersionManifest]) -> Result<JobBase, 
     let mut layers: Vec<LayerRecord> = Vec::new();
     for stack in stacks {
         for (at, layer) in stack.iter().enumerate().rev() {
-            if layers.iter().any(|other| other.id == layer.id) {
+            if let Some(other) = layers.iter().find(|other| other.id == layer.id) {
+                if other.runs.is_empty() != layer.runs.is_empty() {
+                    return Err(compacted(&layer.name));
+                }
                 continue;
             }
             let is_below = |other: &LayerRecord| stack[at + 1..].iter().any(|it| it.id == other.id);

@@ -88,9 +88,13 @@ impl VersionReader {
     /// The store's, and `Corrupt`.
     pub fn cuts(&self, parts: usize) -> Result<Vec<Vec<u8>>, EngineError> {
         let mut blocks: Vec<(Vec<u8>, u64)> = Vec::new();
-        for table in self.tree.view().runs.iter().flat_map(|run| run.iter()) {
+        let view = self.tree.view();
+        for table in view.runs.iter().flat_map(|run| run.iter()) {
             let index = self.tree.index(table).map_err(|why| named(&self.name, why))?;
             blocks.extend(index.index().map(|(first, bytes)| (first.to_vec(), bytes)));
+        }
+        for layer in &*view.layers {
+            layer.visit_index(|first, bytes| blocks.push((first, bytes)))?;
         }
         blocks.sort_unstable();
         let all: u128 = blocks.iter().map(|(_, bytes)| u128::from(*bytes)).sum();
@@ -111,9 +115,11 @@ impl VersionReader {
         manifest.changes().is_none().then_some(manifest.rows)
     }
 
-    /// Bytes of its tables.
+    /// Bytes of its tables, and of those below it.
     pub fn table_bytes(&self) -> u64 {
-        self.tree.view().runs.iter().flat_map(|run| run.iter()).map(|one| one.record.bytes).sum()
+        let view = self.tree.view();
+        let below: u64 = view.layers.iter().map(|layer| layer.table_bytes()).sum();
+        below + view.table_bytes()
     }
 }
 

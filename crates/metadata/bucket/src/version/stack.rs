@@ -22,11 +22,15 @@ pub fn layers_of(
     base: &JobBase,
     tree: &Tree,
 ) -> Result<Arc<[Arc<Layer>]>, EngineError> {
+    // A hollow layer has no rows.
+    let has_rows = |layer: &&LayerRecord| !layer.runs.is_empty();
+    let layers: Vec<LayerRecord> = base.layers.iter().filter(has_rows).cloned().collect();
     let aliases = match base.aliases {
+        _ if layers.is_empty() => Aliases::default(),
         0 => Aliases::default(),
         count => read_aliases(place, id, count)?,
     };
-    layers_with(place, (&base.layers, &base.numbers), &Arc::new(aliases), tree)
+    layers_with(place, (&layers, &base.numbers), &Arc::new(aliases), tree)
 }
 
 /// The same with these aliases, and `numbers` as they are read.
