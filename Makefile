@@ -1,8 +1,8 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
-	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
+.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build install uninstall docs test \
+	test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
 	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
 	bench-compression bench-compact bench-datasets lint fmt audit clean
 
@@ -11,6 +11,7 @@ help:
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
 	@echo "make demo-cluster  three metadata nodes, two mounts: ingest through one, kill -9 and restart a node, add a fourth, verify through the other"
 	@echo "make demo-ha    three nodes on PostgreSQL with a standby, coordinator on etcd: kill -9 one of each kind under load; a table of pauses"
+	@echo "make demo-workflow  seven jobs in a row on an S3 store: time, CPU, every listing"
 	@echo "make test    install what is missing, build, run the test suites of CI"
 	@echo "make test-all every suite in every mode, in the sizes of the night: hours"
 	@echo "make test-build  build what tests/run.sh needs, once for all suites: target/ci"
@@ -27,7 +28,7 @@ help:
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
-	@echo "make bench-jobs jobs on versions (JOBS=--full: 1 M files): target/bench/jobs.json, jobs.svg"
+	@echo "make bench-jobs jobs and ranks (JOBS=--full: 1 M files): target/bench/jobs.json, ranks.json"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
@@ -65,6 +66,12 @@ demo-s3:
 	scripts/install-deps.sh --demo-s3
 	$(MAKE) build
 	scripts/demo-s3.sh
+
+# FILES=100000 STAGES=7: larger.
+demo-workflow:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	scripts/demo-workflow.sh
 
 demo-cluster:
 	scripts/install-deps.sh --demo
@@ -120,7 +127,10 @@ bench-sql: build
 
 # JOBS=--full has a million files.
 bench-jobs: build
+	cargo build --release --locked -p kestrel-rpc --example netload --example echo
+	cargo build --release --locked -p kestrel-client --example log_bench
 	bench/jobs.py $(JOBS)
+	bench/ranks.py $(JOBS)
 
 # COMPACT=--full has three million files in the bucket.
 bench-compact:

@@ -9,8 +9,9 @@ The versions below a job are in one order: each above those that it was made on,
 names them. The first one that says something of a path decides. A change below a directory says of
 each directory above it that it is there.
 
-Some versions are compacted, and are the same. Some jobs are done by ranks that log for themselves, at the same time: each is a version on the
-job's input, and the job's version has them as inputs in the order of their numbers.
+Some versions are compacted, and are the same. Some jobs are done by ranks that log for themselves,
+at the same time: each is a version on the job's input, and the job's version has them as inputs in
+the order of their numbers.
 
 Renames are of what the job has made itself: what becomes of a file that one job has renamed and
 another one has changed depends on more than paths (tests/jobs/jobs.sh has such cases).

@@ -136,6 +136,19 @@ check "it is published" k job publish "$vol" list@1 --unfinished
 check "its version" same "$(tree list@1)" "d/ d/empty= d/l=L d/new/ d/new/e3= d/new/sub/ \
 d/new/sub/e 2= d/same=L d/sub/ d/sub/e1= d/sub/r=R"
 
+echo "-- a plan"
+check "what 512 processes would take" \
+    k job plan "$vol" --files 100000000 --processes 8,512 --sample 5000 --server-rate 150000 --json
+check "it grows with them" python3 - "$WORK/check.out" <<'PY'
+import json, sys
+with open(sys.argv[1]) as file:
+    told = json.load(file)
+few, many = told["plans"]
+assert few["log_seconds"] > many["log_seconds"] > 0 and many["against_server"] > 0, told
+PY
+refuses "of no files" "at least one file" k job plan "$vol" --files 0
+check "nothing of it is left" same "$(k version list "$vol" | grep -c plan-)" 0
+
 echo "-- compaction"
 before=$(tree list@1)
 check "a version of ranks is compacted" k version compact "$(url list@1)" --into one@1 --workers 2

@@ -18,8 +18,10 @@
 //! | `job/settle.rs` | what is ended before |
 
 use std::fs;
+use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_bucket::version::{
@@ -171,6 +173,42 @@ impl Jobs {
                 "job {job}: there is no such job; `kestrel job list` shows those that there are"
             ))),
         }
+    }
+
+    /// Whether there is a version of a name.
+    ///
+    /// # Errors
+    /// The store's, and those of a version that cannot be read.
+    pub fn is_published(&self, name: &str) -> Result<bool, VolumeError> {
+        Ok(self.versions.find(name).map_err(engine)?.is_some())
+    }
+
+    /// Bytes a second that the volume's store takes from this machine: some objects of the job are
+    /// put at the same time, synced and removed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn store_rate(&self, job: &JobRecord) -> Result<f64, VolumeError> {
+        let store = &*self.storage.store;
+        let failed = |why: kestrel_blockstore::Error| VolumeError::Io(why.to_string());
+        // Numbers that the job comes to last.
+        let end = objects_of_job(job.number()).end;
+        let objects: Vec<ObjectId> = (1..=PROBES).map(|at| end - at).collect();
+        let bytes: Vec<u8> = (0..PROBE_BYTES as u64).map(|at| ((at * at) >> 7) as u8).collect();
+        let begun = Instant::now();
+        let put = |object: &ObjectId| store.put(*object, &[IoSlice::new(&bytes)]);
+        let done = std::thread::scope(|scope| {
+            let puts: Vec<_> = objects.iter().map(|it| scope.spawn(move || put(it))).collect();
+            // A thread that panicked has printed that.
+            puts.into_iter().try_for_each(|put| put.join().unwrap_or(Ok(())))
+        });
+        let done = done.and_then(|()| store.sync());
+        let seconds = begun.elapsed().as_secs_f64();
+        for deleted in store.delete_each(&objects) {
+            deleted.map_err(failed)?;
+        }
+        done.map_err(failed)?;
+        Ok((PROBES as usize * PROBE_BYTES) as f64 / seconds.max(1e-6))
     }
 
     /// Forgets a job with a record that cannot be read. What it has made is left over then, for
@@ -377,6 +415,10 @@ impl Jobs {
 pub fn dir_of(record: &JobRecord) -> Result<PathBuf, VolumeError> {
     job_dir(&record.id)
 }
+
+/// Objects, and bytes of each, by which a store is measured.
+const PROBES: u64 = 4;
+const PROBE_BYTES: usize = 16 << 20;
 
 /// Most directories above a name that is told.
 const PATH_DEPTH_MAX: usize = 1000;

@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `log` | a rank that logs for itself |
+//! | `plan` | what many ranks would take |
 //! | `run` | a command in the namespace of a job |
 //! | `server` | the process that serves a job to others |
 
@@ -19,6 +20,7 @@ use kestrel_daemon::units::bytes;
 use serde_json::{Value, json};
 
 mod log;
+mod plan;
 mod run;
 mod server;
 
@@ -55,6 +57,7 @@ enum Action {
     Start(StartArgs),
     Join(run::JoinArgs),
     Log(Box<log::LogArgs>),
+    Plan(plan::PlanArgs),
     Resume(ResumeArgs),
     Publish(PublishArgs),
     Abort(AbortArgs),
@@ -270,6 +273,7 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
         Action::Run(args) => run::run(args),
         Action::Join(args) => run::join(args),
         Action::Log(args) => log::run(args),
+        Action::Plan(args) => plan::run(args),
         Action::Start(args) => {
             let jobs = jobs_of(&args.volume, &args.store)?;
             let begun = begin(&jobs, &args.inputs)?;

@@ -32,8 +32,9 @@ const NUMBER_ENV: &str = "KESTREL_JOB_NUMBER";
   kestrel job publish /data/vol made@1
 
 Each process has a rank, a number of its own, and sees what the job was begun with and what it makes
-itself. --tree and --list log at the speed of memory; a command runs in a mount of the rank's log. When the job is published all logs become one tree: of two that have made one name that
-of the lower rank counts, and the command says so. What the job's server has done counts before all.
+itself. --tree and --list log at the speed of memory; a command runs in a mount of the rank's log.
+When the job is published all logs become one tree: of two that have made one name that of the lower
+rank counts, and the command says so. What the job's server has done counts before all.
 
 A rank that was killed goes on with the same command: everything that was synced is there.")]
 pub struct LogArgs {
