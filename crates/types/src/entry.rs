@@ -84,6 +84,33 @@ impl Entry {
         Ok((reader.varint()?, kind))
     }
 
+    /// The same record with another inode number, which `number` makes of its own, without decoding
+    /// the rest. `None`: the number stays what it is.
+    ///
+    /// # Errors
+    /// As [`Entry::decode`], as far as it looks; those of `number`.
+    pub fn renumbered(
+        bytes: &[u8],
+        number: impl FnOnce(InodeId) -> Result<InodeId, DecodeError>,
+    ) -> Result<Option<Vec<u8>>, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let head = if reader.u8()? == LINK_TAG { 2 } else { 3 };
+        for _ in 1..head {
+            reader.u8()?;
+        }
+        let before = reader.varint()?;
+        let after = number(before)?;
+        if after == before {
+            return Ok(None);
+        }
+        let rest = reader.rest();
+        let mut out = Vec::with_capacity(bytes.len() + 8);
+        out.extend_from_slice(&bytes[..head]);
+        put_varint(&mut out, after);
+        out.extend_from_slice(rest);
+        Ok(Some(out))
+    }
+
     /// What decides whether an entry may be removed, without decoding the rest.
     ///
     /// # Errors
@@ -172,9 +199,28 @@ pub(crate) mod tests {
             }
         }
 
+        /// A record that gets another number is what it would be if it were written anew.
+        #[test]
+        fn renumbered_entries(inode in inode(), number in 1u64..) {
+            let link = Entry::Link { ino: inode.ino, kind: inode.kind };
+            for entry in [Entry::Inode(inode.clone()), link] {
+                let before = entry.ino();
+                let expected = match entry.clone() {
+                    Entry::Inode(inode) => Entry::Inode(Inode { ino: number, ..inode }),
+                    Entry::Link { kind, .. } => Entry::Link { ino: number, kind },
+                };
+                let bytes = entry.encode();
+                let found = Entry::renumbered(&bytes, |_| Ok(number)).unwrap();
+                let expected = (before != number).then(|| expected.encode().into_vec());
+                prop_assert_eq!(found, expected);
+                prop_assert_eq!(Entry::renumbered(&bytes, Ok).unwrap(), None);
+            }
+        }
+
         #[test]
         fn garbage_is_an_error_not_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             let _ = Entry::decode(&bytes);
+            let _ = Entry::renumbered(&bytes, |number| Ok(number.wrapping_add(1)));
             let _ = Entry::peek(&bytes);
             let _ = Entry::peek_removed(&bytes);
         }

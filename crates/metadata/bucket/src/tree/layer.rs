@@ -191,15 +191,7 @@ impl Mapping {
         let number = |stored: InodeId| self.read(stored).ok_or_else(unknown);
         let translate = || -> Result<Option<Bytes>, DecodeError> {
             Ok(match table {
-                Table::Entry => {
-                    let entry = match Entry::decode(&stored)? {
-                        Entry::Inode(inode) => {
-                            Entry::Inode(Inode { ino: number(inode.ino)?, ..inode })
-                        }
-                        Entry::Link { ino, kind } => Entry::Link { ino: number(ino)?, kind },
-                    };
-                    Some(entry.encode()[..].into())
-                }
+                Table::Entry => Entry::renumbered(&stored, number)?.map(|row| row[..].into()),
                 Table::Link => {
                     let mut reader = Reader::new(&stored);
                     let inode = Inode::decode(&mut reader)?;

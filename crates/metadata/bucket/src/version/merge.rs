@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use kestrel_engine::EngineError;
 use kestrel_engine::row_cache::Bytes;
-use kestrel_types::entry::Entry;
+use kestrel_types::entry::{Entry, RemovedEntry};
 use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
@@ -751,8 +751,10 @@ impl Merge {
             let (number, kind) = kind_of(value)?;
             if kind == Kind::Dir {
                 stat.subdirs += 1;
-            } else if let Ok(Entry::Inode(inode)) = Entry::decode(value) {
-                stat.bytes = stat.bytes.saturating_add(inode.size.cast_signed());
+            } else if let Ok(RemovedEntry { file: Some((_, size, _)), .. }) =
+                Entry::peek_removed(value)
+            {
+                stat.bytes = stat.bytes.saturating_add(size.cast_signed());
             }
             for (at, (other, _, value)) in counted.iter().enumerate().skip(1) {
                 let Some((below, below_kind)) = value.as_ref().map(|it| kind_of(it)).transpose()?
