@@ -25,7 +25,8 @@ use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::stat::{DirStat, ObjStat};
 use kestrel_types::trash::{KEPT, TRASH};
 
-use super::{Jobs, engine, node, row_of};
+use super::gather::gather;
+use super::{Jobs, damaged, engine, node, row_of};
 use crate::error::VolumeError;
 use crate::fs::tree_removal::REMOVING;
 use crate::state_dir::job_dir;
@@ -76,6 +77,9 @@ pub fn publish(
     }
     if jobs.versions.find(name).map_err(engine)?.is_some() {
         return Err(taken(name, record));
+    }
+    if let Some(servers) = jobs.jobs.servers(record).map_err(engine)? {
+        gather(jobs, record, servers, resources)?;
     }
     let options = BucketOptions {
         memory_bytes: resources.metadata_bytes,
@@ -259,10 +263,6 @@ fn write(
     made.rows = out.writer.rows();
     made.runs = out.writer.finish().map_err(engine)?;
     Ok((made, changed))
-}
-
-fn damaged(what: &str) -> EngineError {
-    EngineError::Corrupt(format!("a row of the job: {what}; abort the job, and do it again"))
 }
 
 impl VersionRows<'_> {

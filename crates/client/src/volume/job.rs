@@ -9,8 +9,9 @@ use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use kestrel_types::key::{Key, KeyRef, Table};
 
 use super::Resources;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
+use crate::job::servers::{forget_addresses, owned_by, placement_of};
 use crate::storage::Storage;
 
 /// The record by which a job says that it is being published: nobody writes any more.
@@ -47,7 +48,21 @@ pub(super) fn open_rows(
         take_over: resources.take_over,
         upload_every: Some(resources.log_dir.upload_every),
     };
-    let opened = jobs.open(&record, options, before_sync).map_err(failed)?;
+    let servers = jobs.servers(&record).map_err(failed)?;
+    let opened = match (&descriptor.cluster, servers) {
+        (None, None) => jobs.open(&record, options, before_sync).map_err(failed)?,
+        (Some(section), Some(servers)) => {
+            let server = (section.node, Some(owned_by(section.node, &placement_of(servers)?)?));
+            // What a server has acknowledged is durable.
+            let options = BucketOptions { upload_every: None, ..options };
+            let opened = jobs.open_server(&record, server, options, before_sync);
+            let opened = opened.map_err(failed)?;
+            forget_addresses(&opened, (section.node, &section.placement()?)).map_err(failed)?;
+            opened
+        }
+        (None, Some(_)) => return Err(has_several(dir, job)),
+        (Some(section), None) => return Err(is_gathered(dir, job, section)),
+    };
     if is_sealed(&opened).map_err(failed)? {
         return Err(VolumeError::Invalid(format!(
             "{}: job {job} is being published, and nothing is changed any more; finish it with \
@@ -56,6 +71,23 @@ pub(super) fn open_rows(
         )));
     }
     Ok(Arc::new(opened))
+}
+
+fn has_several(dir: &Path, job: u32) -> VolumeError {
+    VolumeError::Invalid(format!(
+        "{}: not supported: job {job} has several servers, and one process cannot open it alone; \
+         serve it with `kestrel job resume`, and run commands in it with `kestrel job join`",
+        dir.display()
+    ))
+}
+
+fn is_gathered(dir: &Path, job: u32, section: &ClusterSection) -> VolumeError {
+    VolumeError::Invalid(format!(
+        "{}: server {} of job {job} has no rows any more: the job is being published; finish it \
+         with `kestrel job publish`",
+        dir.display(),
+        section.node
+    ))
 }
 
 /// Whether a job is being published.

@@ -166,7 +166,7 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
         }
         (None, name) => {
             let name = name.clone().unwrap_or_default();
-            begin(&jobs, &InputArgs { inputs: args.inputs.clone(), name })?
+            begin(&jobs, &InputArgs { inputs: args.inputs.clone(), name }, Vec::new())?
         }
     };
     let number = job.record.number();

@@ -5,6 +5,8 @@
 //! those of a volume in a bucket, above the rows of its inputs. Its record has all that is to be
 //! known of what is below, so that nothing that becomes of its inputs' names matters to it.
 
+mod servers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +17,13 @@ use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::JOBS_MAX;
 use serde::{Deserialize, Serialize};
 
+pub use self::servers::JobServers;
 use super::manifest::{JobBase, VersionInput};
-use super::stack::layers_of;
 use super::{VersionId, VersionPlace, check_name, damaged, failed, has_identity};
 use crate::document::{self, Document};
 use crate::health::read_checked;
-use crate::recover::{self, Below};
-use crate::tree::Merged;
+use crate::recover;
+use crate::tree::{Merged, SourceRow, Tree};
 use crate::{BucketEngine, BucketOptions, Uuid, url};
 
 /// What every record of a job begins with.
@@ -29,6 +31,9 @@ const MAGIC: &str = "kestrelfs-job";
 
 /// Version of the format of records.
 const FORMAT: u32 = 1;
+
+/// The same of jobs with several servers.
+const FORMAT_SERVERS: u32 = 2;
 
 /// Where the records are.
 const JOBS: &str = "job/";
@@ -64,6 +69,9 @@ pub struct JobRecord {
     pub inputs: Vec<VersionInput>,
     /// All that is below, with the number of the job.
     pub base: JobBase,
+    /// The servers that share it, if there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<JobServers>,
     /// CRC-32C, eight hexadecimal digits, of this document with this field empty.
     checksum: String,
 }
@@ -93,8 +101,15 @@ impl JobRecord {
             begun_by: String::new(),
             inputs,
             base,
+            servers: None,
             checksum: String::new(),
         }
+    }
+
+    /// The same with several servers.
+    #[must_use]
+    pub fn with_servers(self, servers: JobServers) -> Self {
+        Self { servers: Some(servers), format: FORMAT_SERVERS, ..self }
     }
 
     /// Number of the job.
@@ -119,13 +134,16 @@ impl JobRecord {
         if format.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
-        if format.format != FORMAT {
+        if ![FORMAT, FORMAT_SERVERS].contains(&format.format) {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
                 format.format
             )));
         }
         let found: Self = document::decode(bytes, &bad)?;
+        if found.servers.is_some() != (found.format == FORMAT_SERVERS) {
+            return Err(bad("its servers and its format do not belong together"));
+        }
         if found.number() != number {
             return Err(bad("it is that of another job"));
         }
@@ -308,8 +326,12 @@ impl JobRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_rows(&self, record: &JobRecord) -> Result<(), EngineError> {
+        self.remove_rows_below(record, url::ROOT)
+    }
+
+    fn remove_rows_below(&self, record: &JobRecord, below: &str) -> Result<(), EngineError> {
         let rows = self.rows_of(record);
-        for (name, _) in rows.list(url::ROOT).map_err(|why| self.failed(&why))? {
+        for (name, _) in rows.list(below).map_err(|why| self.failed(&why))? {
             rows.remove(&name).map_err(|why| self.failed(&why))?;
         }
         Ok(())
@@ -326,16 +348,30 @@ impl JobRegistry {
         options: BucketOptions,
         before_sync: BeforeSync,
     ) -> Result<BucketEngine, EngineError> {
-        let place = (self.rows_of(record), DEADLINE);
-        let id = record.id_bytes();
-        let limits = recover::limits_of(options);
-        let below = |tree: &_| layers_of(&self.place, &id, &record.base, tree);
-        let below: Below<'_> = Some(&below);
-        recover::open_above(place, (id, ROWS_NODE), (options, limits), before_sync, (None, below))
+        self.open_server(record, (ROWS_NODE, None), options, before_sync)
+    }
+}
+
+/// The rows that a job has changed, in order.
+pub struct JobChanges<'a>(Merged<&'a Tree>);
+
+impl JobChanges<'_> {
+    /// The next one; without a value: it is deleted.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn next_row(&mut self) -> Result<Option<SourceRow>, EngineError> {
+        self.0.next_row()
     }
 }
 
 impl BucketEngine {
+    /// The rows that a job has changed. What is not durable yet is not among them.
+    pub fn changes(&self) -> JobChanges<'_> {
+        let tree: &Tree = &self.shared.tree;
+        JobChanges(Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2])))
+    }
+
     /// Shows the rows that a job has changed, in order; without a value: it has deleted the row.
     /// What is not durable yet is not among them.
     ///
@@ -345,8 +381,7 @@ impl BucketEngine {
         &self,
         mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let tree = &self.shared.tree;
-        let mut rows = Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2]));
+        let mut rows = self.changes();
         while let Some((key, value)) = rows.next_row()? {
             visit(&key, value.as_deref())?;
         }

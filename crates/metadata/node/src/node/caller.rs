@@ -11,7 +11,9 @@ use kestrel_types::ids::{InodeId, ObjectId, Position, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_kind;
-use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
+use kestrel_types::placement::{
+    JOB_OBJECT_COUNTERS_MAX, OBJECT_BLOCK, OBJECT_COUNTERS_MAX, job_object_in, object_in,
+};
 use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
@@ -253,10 +255,16 @@ impl Node {
         };
         let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
         let (first, wait) = taken.map_err(engine_error)?;
-        if first >= OBJECT_COUNTERS_MAX {
+        let from = self.core.objects_from;
+        let max = if from == 0 { OBJECT_COUNTERS_MAX } else { JOB_OBJECT_COUNTERS_MAX };
+        if first >= max {
             return Err(FsError::new(libc::ENOSPC, "metadata: no object numbers are left"));
         }
-        Ok((object_in(first, cluster.me), wait))
+        let number = match from {
+            0 => object_in(first, cluster.me),
+            from => job_object_in(from, first, cluster.me),
+        };
+        Ok((number, wait))
     }
 
     /// A directory that shall be listed, if the caller has the permissions `check` in it. `wait`
