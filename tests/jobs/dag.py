@@ -9,6 +9,9 @@ The versions below a job are in one order: each above those that it was made on,
 names them. The first one that says something of a path decides. A change below a directory says of
 each directory above it that it is there.
 
+Every other job or so has several servers, of which some are killed when its command has ended: what
+a server has acknowledged is published all the same.
+
 Renames are of what the job has made itself: what becomes of a file that one job has renamed and
 another one has changed depends on more than paths (tests/jobs/jobs.sh has such cases).
 """
@@ -16,6 +19,8 @@ another one has changed depends on more than paths (tests/jobs/jobs.sh has such 
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 
@@ -262,6 +267,43 @@ def url_of(volume, version):
     return "?".join([f"{base}//{version}", *options])
 
 
+def command_in(kestrel, volume, version, command):
+    """Runs a command in a job with one server."""
+    inputs = [word for each in version.inputs for word in ("--input", each.name)]
+    job = [kestrel, "job", "run", volume, *inputs, "--publish", version.name, "--", *command]
+    return subprocess.run(job, capture_output=True, text=True)
+
+
+def command_among(kestrel, volume, version, command, rng):
+    """Runs a command in a job with several servers."""
+    inputs = [word for each in version.inputs for word in ("--input", each.name)]
+    job = [kestrel, "job", "start", volume, *inputs, "--publish", version.name]
+    started = subprocess.run(
+        [*job, "--servers", str(rng.randint(2, 4))], capture_output=True, text=True
+    )
+    if started.returncode != 0:
+        return started
+    variables = dict(re.findall(r"^(\w+)='(.*?)';", started.stdout, re.MULTILINE))
+    done = subprocess.run(
+        [kestrel, "job", "join", "--", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    if done.returncode != 0:
+        return done
+    told = subprocess.run(
+        [kestrel, "job", "status", volume, version.name, "--json"], capture_output=True, text=True
+    )
+    words = " ".join(server["open_by"] or "" for server in json.loads(told.stdout)["servers"])
+    pids = [int(pid) for pid in re.findall(r"process (\d+)", words)]
+    for pid in rng.sample(pids, rng.choice([0, 1, len(pids)])):
+        os.kill(pid, signal.SIGKILL)
+    return subprocess.run(
+        [kestrel, "job", "publish", volume, version.name], capture_output=True, text=True
+    )
+
+
 def run(kestrel, volume, work, seed, count):
     rng = random.Random(seed)
     versions = []
@@ -277,11 +319,12 @@ def run(kestrel, volume, work, seed, count):
         plan = os.path.join(work, f"plan-{seed}")
         with open(plan, "w") as file:
             json.dump({"before": before, "acts": job.acts, "after": after}, file)
-        command = [kestrel, "job", "run", volume, "--publish", version.name]
-        for each in inputs:
-            command += ["--input", each.name]
-        command += ["--", sys.executable, os.path.abspath(__file__), "act", plan]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, os.path.abspath(__file__), "act", plan]
+        others = random.Random(f"{seed} {number}")
+        if others.random() < 0.5:
+            done = command_in(kestrel, volume, version, command)
+        else:
+            done = command_among(kestrel, volume, version, command, others)
         assert done.returncode == 0, f"seed {seed}, job {number}: {done.stderr}"
         at = os.path.join(work, "version")
         os.makedirs(at, exist_ok=True)

@@ -300,11 +300,10 @@ fn resume(args: &ResumeArgs) -> Result<ExitStatus, Failure> {
     let jobs = jobs_of(&args.volume, &args.store)?;
     let record = jobs.find(&args.job).map_err(fail)?;
     let job = jobs.resume(record).map_err(fail)?;
-    let servers = jobs.servers(&job.record).map_err(fail)?;
-    if servers.is_empty() {
+    if jobs.servers(&job.record).map_err(fail)?.is_empty() {
         return server::start(&job, &args.serve, &args.store, args.take_over);
     }
-    let here = servers::to_be_served(&job, &servers, args.take_over)?;
+    let here = servers::to_be_served(&jobs, &job, args.take_over)?;
     servers::start(&jobs, &job, &here, (&args.serve, &args.store), args.take_over)
 }
 

@@ -26,7 +26,7 @@ use kestrel_types::stat::{DirStat, ObjStat};
 use kestrel_types::trash::{KEPT, TRASH};
 
 use super::gather::gather;
-use super::{Jobs, damaged, engine, node, row_of};
+use super::{Jobs, count, damaged, engine, node, row_of};
 use crate::error::VolumeError;
 use crate::fs::tree_removal::REMOVING;
 use crate::state_dir::job_dir;
@@ -219,6 +219,11 @@ fn write(
     let (clock, inodes, figures) = Node::rows_at_rest(rows).map_err(node)?;
     let mut figures = figures
         .ok_or_else(|| VolumeError::Io("the job has no figures; publish it again".into()))?;
+    if !record.base.is_chain() {
+        // A server that was killed has added up the figures of all directories, also of those that
+        // no path leads to.
+        figures = count(rows)?;
+    }
     let writer = VersionWriter::begin(jobs.versions.place(), record.id_bytes());
     let mut out = VersionRows {
         rows,

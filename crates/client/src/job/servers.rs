@@ -213,6 +213,7 @@ impl Jobs {
             placement: to_hex(&placement.encode()),
             secret: servers.secret.clone(),
             workers: servers.workers,
+            objects_word: self.storage.objects_word()?,
             ..ClusterSection::new(server, &placement)?
         };
         let section = match node_uuid_in(&dir) {

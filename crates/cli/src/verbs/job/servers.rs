@@ -5,8 +5,9 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
-use kestrel_client::job::{BegunJob, JobServer, Jobs};
+use kestrel_client::job::{BegunJob, JobServer, Jobs, server_dir};
 use kestrel_client::remote::RemoteUrl;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 
@@ -15,6 +16,10 @@ use super::fail;
 use super::server::{
     LISTEN_DEFAULT, ServerArgs, is_served, output_of, print_address, program, store_options,
 };
+
+/// How long a process that was killed may take to end, and the pause between two looks.
+const ENDING_TIME_MAX: Duration = Duration::from_secs(5);
+const ENDING_LOOK: Duration = Duration::from_millis(50);
 
 /// Host and port of an address to listen at.
 fn host_and_port(listen: &str) -> Result<(String, u16), Failure> {
@@ -48,19 +53,27 @@ pub fn addresses(listen: Option<&str>, count: usize) -> Result<Vec<String>, Fail
 }
 
 /// The servers of a job that this machine is to serve: those that no process has open, or all that
-/// are not served here if they are to be taken over.
-pub fn to_be_served(
-    job: &BegunJob,
-    servers: &[JobServer],
-    take_over: bool,
-) -> Result<Vec<u32>, Failure> {
-    let mut found = Vec::new();
-    for server in servers {
-        let dir = kestrel_client::job::server_dir(&job.record, server.number).map_err(fail)?;
-        if !is_served(&dir) && (take_over || server.open_by.is_none()) {
-            found.push(server.number);
+/// are not served here if they are to be taken over. A process that served one here and does not
+/// answer may be ending: it is waited for.
+pub fn to_be_served(jobs: &Jobs, job: &BegunJob, take_over: bool) -> Result<Vec<u32>, Failure> {
+    let until = Instant::now() + ENDING_TIME_MAX;
+    let found = loop {
+        let (mut found, mut is_ending) = (Vec::new(), false);
+        for server in jobs.servers(&job.record).map_err(fail)? {
+            let dir = server_dir(&job.record, server.number).map_err(fail)?;
+            if is_served(&dir) {
+                continue;
+            }
+            match take_over || server.open_by.is_none() {
+                true => found.push(server.number),
+                false => is_ending |= dir.exists(),
+            }
         }
-    }
+        if !is_ending || Instant::now() > until {
+            break found;
+        }
+        thread::sleep(ENDING_LOOK);
+    };
     match found.is_empty() {
         false => Ok(found),
         true => Err(fail(format!(

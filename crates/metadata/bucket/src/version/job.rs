@@ -6,6 +6,8 @@
 //! known of what is below, so that nothing that becomes of its inputs' names matters to it.
 
 mod servers;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

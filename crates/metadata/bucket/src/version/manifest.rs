@@ -132,6 +132,15 @@ impl JobBase {
         self.numbers.iter().map(|span| span.end).max().unwrap_or(FIRST_INODE)
     }
 
+    /// Whether each version below was made on all that are below it. Else some rows of directories
+    /// may be of ones that no path leads to.
+    pub fn is_chain(&self) -> bool {
+        let is_above = |one: &LayerRecord, other: &LayerRecord| {
+            one.numbers.iter().any(|span| span.id == other.id)
+        };
+        self.layers.windows(2).all(|pair| is_above(&pair[0], &pair[1]))
+    }
+
     /// Fails, with the reason in words, for what cannot be.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.layers.len() > LAYERS_MAX {

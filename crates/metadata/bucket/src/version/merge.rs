@@ -188,7 +188,7 @@ pub fn merge(
         }
         known.push((input, own));
     }
-    let is_chain = base.layers.windows(2).all(|pair| is_above(&pair[0], &pair[1]));
+    let is_chain = base.is_chain();
     let mut merged = MergedInputs { is_chain, ..MergedInputs::default() };
     if !is_chain {
         let merge = Merge::new(place, &base, classes)?;
