@@ -206,6 +206,7 @@ impl Jobs {
             )));
         }
         let inputs = self.inputs(&new.inputs)?;
+        servers::check_addresses(&new.servers)?;
         let mut merged = merge(self.versions.place(), &inputs).map_err(engine)?;
         let id: VersionId = random()?;
         merged.base.job = self.jobs.take_number().map_err(engine)?;

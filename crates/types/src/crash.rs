@@ -34,6 +34,8 @@ pub const POINTS: &[&str] = &[
     "job.named",
     "job.rows-removed",
     "job.sealed",
+    "job.servers-gathered",
+    "job.servers-sealed",
     "job.written",
     "version.held",
     "version.written",

@@ -57,20 +57,31 @@ fn invalid(why: impl std::fmt::Display) -> VolumeError {
     VolumeError::Invalid(why.to_string())
 }
 
-/// Servers at these addresses, which share the names evenly.
+/// Fails unless a job may have servers at these addresses.
 ///
 /// # Errors
-/// If the addresses make no cluster, or there are too many.
-pub(super) fn new_servers(
-    addresses: &[String],
-    first: InodeId,
-) -> Result<JobServers, VolumeError> {
+/// If there are too many, or one is there twice.
+pub(super) fn check_addresses(addresses: &[String]) -> Result<(), VolumeError> {
     if addresses.len() > SERVERS_MAX {
         return Err(invalid(format!(
             "{} servers: a job has at most {SERVERS_MAX}",
             addresses.len()
         )));
     }
+    let twice = addresses.iter().enumerate().find(|(at, one)| addresses[..*at].contains(one));
+    match twice {
+        Some((_, address)) => {
+            Err(invalid(format!("{address}: two servers cannot have one address")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Servers at these addresses, which share the names evenly; inodes have numbers from `first` on.
+///
+/// # Errors
+/// If the addresses make no cluster, or there are no numbers left.
+pub(super) fn new_servers(addresses: &[String], first: InodeId) -> Result<JobServers, VolumeError> {
     if id_in(counter_above(first) + COUNTERS_MIN, 0, 0) > NUMBERS_END {
         return Err(invalid(
             "not supported: several servers of a job on versions that have used up the numbers of \

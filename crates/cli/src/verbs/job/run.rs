@@ -162,6 +162,13 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     let job: BegunJob = match (&args.resume, &args.name) {
         (Some(job), _) => {
             let record = jobs.find(job).map_err(fail)?;
+            if !jobs.servers(&record).map_err(fail)?.is_empty() {
+                return Err(fail(format!(
+                    "not supported: job {} has several servers; serve it with `kestrel job \
+                     resume`, and run the command with `kestrel job join`",
+                    record.number()
+                )));
+            }
             jobs.resume(record).map_err(fail)?
         }
         (None, name) => {

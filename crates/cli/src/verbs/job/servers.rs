@@ -58,7 +58,7 @@ pub fn addresses(listen: Option<&str>, count: usize) -> Result<Vec<String>, Fail
 pub fn to_be_served(jobs: &Jobs, job: &BegunJob, take_over: bool) -> Result<Vec<u32>, Failure> {
     let until = Instant::now() + ENDING_TIME_MAX;
     let found = loop {
-        let (mut found, mut is_ending) = (Vec::new(), false);
+        let (mut found, mut others, mut is_ending) = (Vec::new(), 0, false);
         for server in jobs.servers(&job.record).map_err(fail)? {
             let dir = server_dir(&job.record, server.number).map_err(fail)?;
             if is_served(&dir) {
@@ -66,10 +66,11 @@ pub fn to_be_served(jobs: &Jobs, job: &BegunJob, take_over: bool) -> Result<Vec<
             }
             match take_over || server.open_by.is_none() {
                 true => found.push(server.number),
-                false => is_ending |= dir.exists(),
+                false => (others, is_ending) = (others + 1, is_ending || dir.exists()),
             }
         }
-        if !is_ending || Instant::now() > until {
+        let is_settled = others == 0 || (!is_ending && !found.is_empty());
+        if is_settled || Instant::now() > until {
             break found;
         }
         thread::sleep(ENDING_LOOK);
