@@ -4,9 +4,10 @@
     storm.py run KESTREL VOLUME DIR SEED ROUNDS
     storm.py work LOG SEED WORKER
 
-Each worker changes names in directories of its own and notes what it begins and what was
-acknowledged. Servers are killed meanwhile, some or all, and resumed or not. The published version
-has all that was acknowledged, and of each worker's last change all or nothing.
+Each worker changes names in directories of its own, notes what it does, and syncs now and then.
+After a while servers are killed, some or all, and then the workers. What was synced is there, in
+the job that is resumed or in its version; of what was changed later each name is as it was at the
+sync or as a later change left it.
 """
 
 import json
@@ -69,8 +70,6 @@ def do(change):
     if act == "make":
         with open(path, "x", encoding="ascii") as file:
             file.write(rest[0])
-            file.flush()
-            os.fsync(file.fileno())
     elif act == "mkdir":
         os.mkdir(path)
     elif act == "remove":
@@ -93,14 +92,22 @@ def same_file(tree, change):
     return act == "rename" and tree.get(rest[0]) is not None and tree[rest[0]] == tree[path]
 
 
+def sync():
+    place = os.open(".", os.O_RDONLY)
+    os.fsync(place)
+    os.close(place)
+
+
 def work(log, seed, worker):
     """In the root of the job's namespace, until it is ended."""
     rng = random.Random(f"{seed} {worker}")
-    tree = first_tree(worker)
-    for path in tree:
+    for path in first_tree(worker):
         os.makedirs(path, exist_ok=True)
+    sync()
+    tree = found_in(".", worker)
+    number = max([int(re.findall(r"\d+", path)[-1]) for path in tree] + [0])
     with open(log, "w", encoding="ascii") as out:
-        number = 0
+        print(json.dumps(["synced", tree]), file=out, flush=True)
         while True:
             number += 1
             change = next_change(rng, tree, number)
@@ -108,30 +115,45 @@ def work(log, seed, worker):
                 continue
             print(json.dumps(change), file=out, flush=True)
             do(change)
-            print("done", file=out, flush=True)
             apply(tree, change)
+            if rng.random() < 0.1:
+                sync()
+                print(json.dumps(["synced", tree]), file=out, flush=True)
 
 
-def trees_of(log, worker):
-    """What a worker's directories may be: with its last change, and without."""
-    tree, last = first_tree(worker), None
-    with open(log, encoding="ascii") as lines:
+def log_of(path):
+    """What a worker had synced, and what it changed or began to change later."""
+    synced, later = None, []
+    with open(path, encoding="ascii") as lines:
         for line in lines:
             if not line.endswith("\n"):
                 break
-            if line == "done\n":
-                apply(tree, last)
-                last = None
+            change = json.loads(line)
+            if change[0] == "synced":
+                synced, later = change[1], []
             else:
-                last = json.loads(line)
-    trees = [dict(tree)]
-    if last:
-        apply(tree, last)
-        trees.append(dict(tree))
-        if last[0] == "make":
-            # It was made, and nothing or not all was written to it.
-            trees.append({**tree, last[1]: ""})
-    return trees
+                later.append(change)
+    return synced, later
+
+
+def is_below(path, above):
+    return path == above or path.startswith(above + "/")
+
+
+def judge(found, synced, later):
+    """What is not as it may be."""
+    touched = [path for change in later for path in change[1:] if change[0] != "make"]
+    touched += [change[1] for change in later if change[0] == "make"]
+    contents = {content for content in synced.values() if content is not None} | {""}
+    contents |= {change[2] for change in later if change[0] == "make"}
+    wrong = []
+    for path in sorted(set(found) | set(synced)):
+        if any(is_below(path, each) for each in touched):
+            if found.get(path) is not None and found[path] not in contents:
+                wrong.append(f"{path}: content of no file")
+        elif (path in found, found.get(path)) != (path in synced, synced.get(path)):
+            wrong.append(f"{path}: {found.get(path, 'missing')}, {synced.get(path, 'missing')}")
+    return wrong
 
 
 def found_in(top, worker):
@@ -153,6 +175,7 @@ class Storm:
         self.kestrel, self.volume, self.place, self.seed = kestrel, volume, place, seed
         self.rng = random.Random(f"storm {seed}")
         self.name = f"storm@{seed}"
+        self.figures = None
         self.mounts = [os.path.join(place, f"mount{number}") for number in range(2)]
 
     def k(self, *words, check=True):
@@ -177,33 +200,32 @@ class Storm:
             os.kill(pid, signal.SIGKILL)
         return len(chosen)
 
-    def run(self, rounds):
-        count = self.rng.randint(2, 4)
-        told = self.job("start", "--publish", self.name, "--servers", str(count))
-        os.environ.update(dict(re.findall(r"^(\w+)='(.*?)';", told, re.MULTILINE)))
+    def round(self, logs):
+        """Workers, and servers that are killed; how many of these."""
         mounted = []
         for mount in self.mounts:
             os.makedirs(mount, exist_ok=True)
             self.k("mount", os.environ["KESTREL_JOB"], mount)
             mounted.append(json.loads(self.k("status", mount, "--json"))["pid"])
-        logs = [os.path.join(self.place, f"log{worker}") for worker in range(WORKERS)]
         workers = [
             subprocess.Popen(
-                [sys.executable, os.path.abspath(__file__), "work", log, str(self.seed),
-                 str(worker)],
-                cwd=self.mounts[worker % 2], stderr=subprocess.DEVNULL,
+                [sys.executable, os.path.abspath(__file__), "work", log,
+                 str(self.rng.randrange(2**30)), str(worker)],
+                cwd=self.mounts[worker % 2], stderr=subprocess.PIPE,
             )
             for worker, log in enumerate(logs)
         ]
         killed = 0
         try:
-            for turn in range(rounds):
-                time.sleep(self.rng.uniform(0.3, 1.5))
-                alive = [worker.poll() is None for worker in workers]
-                assert all(alive), f"seed {self.seed}: a worker has failed: {alive}"
-                killed += self.kill()
-                if turn + 1 < rounds:
-                    self.job("resume", self.name)
+            until = time.monotonic() + 60
+            while not all(os.path.exists(log) for log in logs) and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(self.rng.uniform(0.3, 2.0))
+            for worker in workers:
+                if worker.poll() is not None:
+                    raise AssertionError(f"seed {self.seed}: {worker.stderr.read().decode()}")
+            killed = self.kill()
+            time.sleep(self.rng.uniform(0, 0.3))
         finally:
             for worker in workers:
                 worker.send_signal(signal.SIGKILL)
@@ -213,33 +235,51 @@ class Storm:
                 os.kill(pid, signal.SIGKILL)
             for worker in workers:
                 worker.wait(timeout=60)
-        self.job("publish", self.name)
-        self.check(logs, killed)
+        return killed
 
-    def check(self, logs, killed):
+    def run(self, rounds):
+        count = self.rng.randint(2, 4)
+        told = self.job("start", "--publish", self.name, "--servers", str(count))
+        os.environ.update(dict(re.findall(r"^(\w+)='(.*?)';", told, re.MULTILINE)))
+        changes = killed = 0
         top = os.path.join(self.place, "version")
         os.makedirs(top, exist_ok=True)
-        base, *options = self.volume.split("?", 1)
-        self.k("mount", "?".join([f"{base}//{self.name}", *options]), top)
-        changes = 0
-        try:
-            names = dirs = 0
-            for worker, log in enumerate(logs):
-                found, may_be = found_in(top, worker), trees_of(log, worker)
-                with open(log, encoding="ascii") as lines:
-                    changes += sum(line == "done\n" for line in lines)
-                lacks = [sorted(set(tree.items()) ^ set(found.items())) for tree in may_be]
-                assert found in may_be, f"seed {self.seed}: worker {worker}: {lacks}"
-                dirs += sum(content is None for content in found.values())
-                names += len(found)
-            assert sorted(os.listdir(top)) == sorted(f"w{worker}" for worker in range(len(logs)))
-        finally:
-            self.k("umount", top)
+        for turn in range(rounds):
+            logs = [os.path.join(self.place, f"log{turn}-{worker}") for worker in range(WORKERS)]
+            for log in logs:
+                if os.path.exists(log):
+                    os.unlink(log)
+            killed += self.round(logs)
+            if turn + 1 < rounds:
+                self.job("resume", self.name)
+                self.k("mount", os.environ["KESTREL_JOB"], top)
+            else:
+                self.job("publish", self.name)
+                base, *options = self.volume.split("?", 1)
+                self.k("mount", "?".join([f"{base}//{self.name}", *options]), top)
+            try:
+                changes += self.check(top, logs, turn)
+            finally:
+                self.k("umount", top)
         info = json.loads(self.k("version", "info", self.volume, self.name, "--json"))
         told = (info["files"], info["directories"])
-        expected = (names - dirs, dirs + 1)
-        assert told == expected, f"seed {self.seed}: {told}, {expected} expected"
+        assert told == self.figures, f"seed {self.seed}: {told}, {self.figures} expected"
         print(f"seed {self.seed}: {changes} changes, {killed} servers killed")
+
+    def check(self, top, logs, turn):
+        """Compares the directories of all workers; how many changes they have made."""
+        changes = names = dirs = 0
+        for worker, log in enumerate(logs):
+            found, (synced, later) = found_in(top, worker), log_of(log)
+            wrong = judge(found, synced, later)
+            assert not wrong, f"seed {self.seed}, round {turn}, worker {worker}: {wrong}"
+            dirs += sum(content is None for content in found.values())
+            names += len(found)
+            with open(log, encoding="ascii") as lines:
+                changes += sum(1 for line in lines)
+        assert sorted(os.listdir(top)) == sorted(f"w{worker}" for worker in range(len(logs)))
+        self.figures = (names - dirs, dirs + 1)
+        return changes
 
 
 if __name__ == "__main__":

@@ -41,9 +41,11 @@ pub fn answer(
     let verb = question["verb"].as_str();
     if serving.volume.descriptor.job.is_some() && matches!(verb, Some("change" | "expect")) {
         // A server sees those rows of the job's inputs that it owned when the job began.
-        return Err("not supported: which servers share a job does not change while it is served; \
+        return Err(
+            "not supported: which servers share a job does not change while it is served; \
                     begin the job with as many as it needs"
-            .into());
+                .into(),
+        );
     }
     match verb {
         Some("table") => part_of_table(host, question),

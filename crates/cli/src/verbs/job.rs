@@ -138,7 +138,7 @@ struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "The job has everything that was synced, and what was changed more than 5 s
 before its server died. --take-over cuts off a server that may still be there. Of a job with several
-servers those are started that no process has open; each has all that it has acknowledged.")]
+servers those are started that no process has open.")]
 struct ResumeArgs {
     /// The volume
     volume: OsString,
@@ -381,8 +381,9 @@ fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Valu
     let inputs: Vec<Value> =
         record.inputs.iter().map(|input| json!({ "name": input.name, "id": input.id })).collect();
     let servers = jobs.servers(record).map_err(fail)?;
-    let server = |one: &JobServer| {
-        json!({ "number": one.number, "address": one.address, "open_by": one.open_by })
+    let server = |server: &JobServer| {
+        let JobServer { number, address, open_by } = server;
+        json!({ "number": number, "address": address, "open_by": open_by })
     };
     let servers: Vec<Value> = servers.iter().map(server).collect();
     let below: Vec<&str> = record.base.layers.iter().map(|layer| layer.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! The rows of all servers of a job become those of one: as that of one server the job is published.
+//! The rows of all servers of a job become those of one, and as that the job is published.
 //!
 //! No server has its rows open any more, and each of them was sealed. What each had acknowledged is
 //! durable there. A transaction over several servers of which the leader has the decision on record
@@ -155,8 +155,7 @@ fn records_of(
     for server in servers {
         let (stamp, counter, _) = Node::rows_at_rest(&server.rows).map_err(node)?;
         let counted = Node::objects_at_rest(&server.rows).map_err(node)?;
-        (clock, inodes, objects) =
-            (stamp.max(clock), counter.max(inodes), counted.max(objects));
+        (clock, inodes, objects) = (stamp.max(clock), counter.max(inodes), counted.max(objects));
     }
     let numbers: (InodeId, ObjectId) =
         (id_in(inodes, 0, 0), job_object_above(objects_of_job(job).start, objects));
@@ -167,7 +166,7 @@ fn records_of(
 struct Gathering<'a> {
     one: &'a BucketEngine,
     batch: Vec<Mutation>,
-    /// The directory whose shares are being added up.
+    /// The directory of the shares that are being added up.
     dir: Option<DirSum>,
     /// The same of an object.
     object: Option<(ObjectId, i64)>,

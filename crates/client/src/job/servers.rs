@@ -26,7 +26,7 @@ use kestrel_types::placement::{
 };
 
 use super::{BATCH_ROWS, Jobs, damaged, engine, node};
-use crate::descriptor::{ClusterSection, Descriptor, Durability, FILE_NAME, random};
+use crate::descriptor::{ClusterSection, Descriptor, FILE_NAME, random};
 use crate::error::VolumeError;
 use crate::state_dir::job_dir;
 
@@ -88,10 +88,8 @@ pub(super) fn new_servers(addresses: &[String], first: InodeId) -> Result<JobSer
              inodes; begin it with one server",
         ));
     }
-    let member = |(number, address): (NodeId, &String)| Member {
-        id: number,
-        address: address.clone(),
-    };
+    let member =
+        |(number, address): (NodeId, &String)| Member { id: number, address: address.clone() };
     let members = (FIRST_SERVER..).zip(addresses).map(member).collect();
     let map = SlotMap::even(members).map_err(invalid)?;
     let mut placement = PlacementMap::new(map, Exceptions::default());
@@ -233,9 +231,7 @@ impl Jobs {
             None => section.born()?,
         };
         let storage = self.storage.url(&self.descriptor.settings)?;
-        let mut descriptor = self.descriptor.of_job(record.number(), &storage)?;
-        // What a server has told the others must not be lost with it.
-        descriptor.settings.durability = Durability::Commit;
+        let descriptor = self.descriptor.of_job(record.number(), &storage)?;
         descriptor.in_cluster(section)?.write(&dir)?;
         Ok(dir)
     }
@@ -298,17 +294,17 @@ fn link_bytes(
     placement: &PlacementMap,
 ) -> Result<BTreeMap<NodeId, i64>, VolumeError> {
     let (mut bytes, mut why) = (BTreeMap::new(), None);
-    let visited = rows.scan_table(Table::Link, None, &mut |key, row| {
-        match Inode::decode(&mut Reader::new(row)) {
-            Ok(inode) => {
-                let sum: &mut i64 = bytes.entry(placement.home_of(key.id).id).or_default();
-                *sum = sum.wrapping_add(inode.size.cast_signed());
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                why = Some(damaged(error.0));
-                ControlFlow::Break(())
-            }
+    let visited = rows.scan_table(Table::Link, None, &mut |key, row| match Inode::decode(
+        &mut Reader::new(row),
+    ) {
+        Ok(inode) => {
+            let sum: &mut i64 = bytes.entry(placement.home_of(key.id).id).or_default();
+            *sum = sum.wrapping_add(inode.size.cast_signed());
+            ControlFlow::Continue(())
+        }
+        Err(error) => {
+            why = Some(damaged(error.0));
+            ControlFlow::Break(())
         }
     });
     visited.and(why.map_or(Ok(()), Err)).map_err(engine)?;

@@ -53,8 +53,6 @@ pub(super) fn open_rows(
         (None, None) => jobs.open(&record, options, before_sync).map_err(failed)?,
         (Some(section), Some(servers)) => {
             let server = (section.node, Some(owned_by(section.node, &placement_of(servers)?)?));
-            // What a server has acknowledged is durable.
-            let options = BucketOptions { upload_every: None, ..options };
             let opened = jobs.open_server(&record, server, options, before_sync);
             let opened = opened.map_err(failed)?;
             forget_addresses(&opened, (section.node, &section.placement()?)).map_err(failed)?;

@@ -42,8 +42,8 @@ pub use compact::{
 pub use engine::VersionEngine;
 pub use job::{JobChanges, JobRecord, JobRegistry, JobServers};
 pub use manifest::{
-    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, NUMBERS_END, VersionFigures, VersionId,
-    VersionInput, VersionManifest, VersionSource, check_name,
+    ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, NUMBERS_END, VersionFigures,
+    VersionId, VersionInput, VersionManifest, VersionSource, check_name,
 };
 pub use merge::{Conflict, MergedInputs, SettledRow, merge};
 pub use place::VersionPlace;

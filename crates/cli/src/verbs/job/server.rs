@@ -37,10 +37,9 @@ pub struct ServerArgs {
     /// the ports from this one on [default: 127.0.0.1:0, or where a server was before]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// How long changes may wait for their upload if nothing syncs them, 10ms to 1h. With several
-    /// servers no change waits
+    /// How long changes may wait for their upload if nothing syncs them, 10ms to 1h
     #[arg(long, value_name = "TIME", value_parser = upload_every_arg, default_value = "5s")]
-    upload_every: Duration,
+    pub upload_every: Duration,
 }
 
 /// The option for a process that has the job open.
@@ -130,11 +129,7 @@ pub fn start(
 }
 
 /// Prints how processes find a job that is served at `address`, from `served` among others.
-pub fn print_address(
-    job: &BegunJob,
-    served: &Path,
-    address: &str,
-) -> Result<ExitStatus, Failure> {
+pub fn print_address(job: &BegunJob, served: &Path, address: &str) -> Result<ExitStatus, Failure> {
     let token = make_token(job, served)?;
     println!("{JOB_ENV}='{address}'; export {JOB_ENV}");
     println!("{TOKEN_FILE_ENV}='{}'; export {TOKEN_FILE_ENV}", token.display());

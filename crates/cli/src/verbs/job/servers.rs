@@ -15,6 +15,7 @@ use super::super::snapshot::KeyArgs;
 use super::fail;
 use super::server::{
     LISTEN_DEFAULT, ServerArgs, is_served, output_of, print_address, program, store_options,
+    upload_option,
 };
 
 /// How long a process that was killed may take to end, and the pause between two looks.
@@ -28,8 +29,10 @@ fn host_and_port(listen: &str) -> Result<(String, u16), Failure> {
     let port = port.parse().map_err(|_| bad("give ADDRESS:PORT"))?;
     let found = listen.to_socket_addrs().map_err(|why| bad(&why.to_string()))?;
     match found.into_iter().any(|address| address.ip().is_unspecified()) {
-        true => Err(bad("give an address at which the other servers and the job's processes reach \
-                         this machine")),
+        true => {
+            Err(bad("give an address at which the other servers and the job's processes reach \
+                         this machine"))
+        }
         false => Ok((host.into(), port)),
     }
 }
@@ -41,7 +44,9 @@ pub fn addresses(listen: Option<&str>, count: usize) -> Result<Vec<String>, Fail
         let port_of = |index: usize| u16::try_from(usize::from(port) + index).ok();
         let ports: Option<Vec<u16>> = (0..count).map(port_of).collect();
         let ports = ports.ok_or_else(|| {
-            Failure::usage(format!("job: --listen {host}:{port}: no {count} ports from this one on"))
+            Failure::usage(format!(
+                "job: --listen {host}:{port}: no {count} ports from this one on"
+            ))
         })?;
         return Ok(ports.into_iter().map(|port| format!("{host}:{port}")).collect());
     }
@@ -126,6 +131,7 @@ pub fn start(
         let mut serve = program()?;
         serve.arg("serve").arg(&dir).args(["--listen", address]).args(store_options(store));
         // Which server has which names never changes, and `job resume` replaces one that died.
+        serve.args(upload_option(args.upload_every));
         serve.args(["--balance", "off", "--failover", "off", "--collect-every", "off"]);
         if take_over {
             serve.arg("--take-over");

@@ -230,9 +230,9 @@ impl Node {
             Op::FeedRead { dir, from, limit } => {
                 Ok(self.read_feed(&request.creds, *dir, *from, *limit, wait)?)
             }
-            // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
-            // there, and the halves that participants have yet to make are on record. So there is
-            // nobody to ask.
+            // Of several nodes in mode `commit` what any of them has acknowledged is durable there,
+            // and the halves that participants have yet to make are on record: there is nobody to
+            // ask. Of others the client asks each.
             Op::Sync => {
                 *wait = self.committed.load(Ordering::Relaxed);
                 Ok(Answer::Done)
@@ -260,11 +260,12 @@ impl Node {
         if first >= max {
             return Err(FsError::new(libc::ENOSPC, "metadata: no object numbers are left"));
         }
-        let number = match from {
-            0 => object_in(first, cluster.me),
-            from => job_object_in(from, first, cluster.me),
-        };
-        Ok((number, wait))
+        if from == 0 {
+            return Ok((object_in(first, cluster.me), wait));
+        }
+        // Its node may be of mode `fsync`, in which nobody waits.
+        self.engine.upload(wait).map_err(engine_error)?;
+        Ok((job_object_in(from, first, cluster.me), wait))
     }
 
     /// A directory that shall be listed, if the caller has the permissions `check` in it. `wait`

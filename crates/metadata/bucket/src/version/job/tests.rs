@@ -168,12 +168,15 @@ fn rows_of_several_servers() {
 /// format that older programs do not know.
 #[test]
 fn records_with_servers() {
-    let record = || JobRecord::new((&VOLUME, &JOB), "job@1", Vec::new(), JobBase {
-        job: 3,
-        ..JobBase::default()
-    });
-    let servers =
-        JobServers { placement: "0011".into(), secret: "5ec3e7".into(), workers: 8 };
+    let record = || {
+        JobRecord::new(
+            (&VOLUME, &JOB),
+            "job@1",
+            Vec::new(),
+            JobBase { job: 3, ..JobBase::default() },
+        )
+    };
+    let servers = JobServers { placement: "0011".into(), secret: "5ec3e7".into(), workers: 8 };
     let [alone, several] = [record(), record().with_servers(servers)];
     for (record, format) in [(&alone, "\"format\":1"), (&several, "\"format\":2")] {
         let bytes = record.encode();
