@@ -45,7 +45,7 @@ use crate::volume::VolumeLock;
 
 mod gather;
 mod publish;
-pub(crate) mod servers;
+mod servers;
 
 pub use self::publish::{PublishedJob, publish};
 pub use self::servers::{JobServer, SERVERS_MAX, server_dir};

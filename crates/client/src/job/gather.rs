@@ -26,11 +26,11 @@ use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::{PlacementMap, id_in, job_object_above};
 use kestrel_types::stat::{DirStat, ObjStat};
 
-use super::servers::{first_share_of, owned_by, placement_of};
+use super::servers::first_share_of;
 use super::{BATCH_ROWS, Jobs, damaged, engine, node};
 use crate::error::VolumeError;
 use crate::volume::Resources;
-use crate::volume::job::seal;
+use crate::volume::job::{owned_by, placement_of, seal};
 
 /// The rows of a server of which this process is the holder.
 struct ServerRows {

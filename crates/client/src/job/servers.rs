@@ -13,11 +13,10 @@ use std::sync::Arc;
 use kestrel_bucket::BucketOptions;
 use kestrel_bucket::version::{JobRecord, JobServers, NUMBERS_END, OwnsRow};
 use kestrel_cluster::ownership;
-use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::Node;
-use kestrel_meta::owners::MapView;
 use kestrel_types::codec::Reader;
-use kestrel_types::hex::{from_hex, to_hex};
+use kestrel_types::hex::to_hex;
 use kestrel_types::ids::{FIRST_OBJECT, InodeId};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, KeyRef, Table};
@@ -29,6 +28,7 @@ use super::{BATCH_ROWS, Jobs, damaged, engine, node};
 use crate::descriptor::{ClusterSection, Descriptor, FILE_NAME, random};
 use crate::error::VolumeError;
 use crate::state_dir::job_dir;
+use crate::volume::job::{owned_by, placement_of};
 
 /// Most servers of a job: as many addresses as a URL may have.
 pub const SERVERS_MAX: usize = crate::url::ADDRESSES_MAX;
@@ -97,22 +97,6 @@ pub(super) fn new_servers(addresses: &[String], first: InodeId) -> Result<JobSer
     let section = ClusterSection::new(FIRST_SERVER, &placement)?;
     let ClusterSection { placement, secret, workers, .. } = section;
     Ok(JobServers { placement, secret, workers })
-}
-
-/// Which server owns what.
-pub(crate) fn placement_of(servers: &JobServers) -> Result<PlacementMap, VolumeError> {
-    let bytes = from_hex(&servers.placement)
-        .ok_or_else(|| invalid("the job's placement map is not hexadecimal"))?;
-    PlacementMap::decode(&bytes).map_err(invalid)
-}
-
-/// Which rows a server owns.
-///
-/// # Errors
-/// If the map does not have it.
-pub(crate) fn owned_by(server: NodeId, placement: &PlacementMap) -> Result<OwnsRow, VolumeError> {
-    let view = MapView::new(server, placement.clone()).map_err(node)?;
-    Ok(Arc::new(move |key: KeyRef<'_>| view.owns(key.table, key.id, key.suffix)))
 }
 
 /// The directory of a server on this machine, which may not be there.
@@ -320,24 +304,6 @@ fn figures_of(server: NodeId, figures: [i64; 3], links: &BTreeMap<NodeId, i64>) 
     }
     let others: i64 = links.values().sum::<i64>() - own;
     [figures[0], figures[1], figures[2] - others]
-}
-
-/// Lets go of the addresses that a server has on record of others and that are not those of its
-/// directory: all of them may have gone elsewhere while none was served.
-pub(crate) fn forget_addresses(
-    rows: &dyn Engine,
-    (me, placement): (NodeId, &PlacementMap),
-) -> Result<(), EngineError> {
-    use kestrel_cluster::peer_identity::PeerIdentity;
-    let failed = |why: kestrel_types::error::FsError| EngineError::Io(why.to_string());
-    for member in placement.map.members().iter().filter(|member| member.id != me) {
-        let Some(known) = PeerIdentity::read(rows, member.id).map_err(failed)? else { continue };
-        if known.address.as_ref().is_some_and(|address| *address != member.address) {
-            let known = PeerIdentity { address: None, ..known };
-            known.write(rows, member.id).map_err(failed)?;
-        }
-    }
-    Ok(())
 }
 
 /// The key of the share of a directory that versions have.

@@ -3,19 +3,60 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kestrel_bucket::version::JobRegistry;
+use kestrel_bucket::version::{JobRegistry, JobServers, OwnsRow};
 use kestrel_bucket::{BucketEngine, BucketOptions};
+use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use kestrel_meta::owners::MapView;
+use kestrel_types::error::FsError;
+use kestrel_types::hex::from_hex;
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::Resources;
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
-use crate::job::servers::{forget_addresses, owned_by, placement_of};
 use crate::storage::Storage;
 
 /// The record by which a job says that it is being published: nobody writes any more.
 const SEALED: &[u8] = b"sealed";
+
+fn invalid(why: impl std::fmt::Display) -> VolumeError {
+    VolumeError::Invalid(why.to_string())
+}
+
+/// Which server owns what.
+pub(crate) fn placement_of(servers: &JobServers) -> Result<PlacementMap, VolumeError> {
+    let bytes = from_hex(&servers.placement)
+        .ok_or_else(|| invalid("the job's placement map is not hexadecimal"))?;
+    PlacementMap::decode(&bytes).map_err(invalid)
+}
+
+/// Which rows a server owns.
+///
+/// # Errors
+/// If the map does not have it.
+pub(crate) fn owned_by(server: NodeId, placement: &PlacementMap) -> Result<OwnsRow, VolumeError> {
+    let view = MapView::new(server, placement.clone()).map_err(invalid)?;
+    Ok(Arc::new(move |key: KeyRef<'_>| view.owns(key.table, key.id, key.suffix)))
+}
+
+/// Lets go of the addresses that a server has on record of others and that are not those of its
+/// directory: all of them may have gone elsewhere while none was served.
+fn forget_addresses(
+    rows: &dyn Engine,
+    (me, placement): (NodeId, &PlacementMap),
+) -> Result<(), EngineError> {
+    let failed = |why: FsError| EngineError::Io(why.to_string());
+    for member in placement.map.members().iter().filter(|member| member.id != me) {
+        let Some(known) = PeerIdentity::read(rows, member.id).map_err(failed)? else { continue };
+        if known.address.as_ref().is_some_and(|address| *address != member.address) {
+            let known = PeerIdentity { address: None, ..known };
+            known.write(rows, member.id).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
 
 /// Opens the rows of the job that a directory is of.
 ///
