@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Jobs on published versions: what beginning and publishing one costs by the size of its inputs,
-creates in a job, walks by how many versions are below, and inputs that know nothing of each other.
+creates in a job, walks by how many versions are below, inputs that know nothing of each other, and
+creates in one directory of a job with several servers.
 
 Beside them: creates through a mount of the volume, and a walk of the input itself.
 
     bench/jobs.py            writes target/bench/jobs.json, jobs.svg
     bench/jobs.py --full     a million files
+    bench/jobs.py --servers  only jobs with several servers
 """
 
+import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -21,6 +25,9 @@ from publish import make_tree, publish, walk
 CREATES, THREADS = 20_000, 8
 # Versions below one that is walked.
 DEPTHS = [1, 8, 32]
+# Servers of one job, and how much more CPU time they may take for a create than one takes.
+SERVERS = 4
+CPU_MAX = 1.2
 # A job on a hundred times as many files may take so much longer.
 GROWTH_MAX = 2.0
 
@@ -118,6 +125,55 @@ def unrelated(volume, rounds, rows):
           f" {1000 * seconds:.0f} ms, on one of them {1000 * limit:.0f} ms")
 
 
+def cpu_of(pids):
+    """Seconds of CPU time that processes have taken."""
+    ticks = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            fields = file.read().rsplit(") ", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def served(volume, scratch, name, servers):
+    """Creates a second in one directory of a job that is served, microseconds of its servers' CPU
+    time for one, and seconds of publishing it."""
+    told = run(KESTREL, "job", "start", volume, "--publish", name, "--servers", servers)
+    os.environ.update(dict(re.findall(r"^(\w+)='(.*?)';", told, re.MULTILINE)))
+    status = json.loads(run(KESTREL, "job", "status", volume, name, "--json"))
+    words = " ".join(one["open_by"] for one in status["servers"]) or status["open_by"]
+    pids = re.findall(r"process (\d+)", words)
+    top = f"{scratch}/served"
+    mount(os.environ["KESTREL_JOB"], top)
+    before = cpu_of(pids)
+    rate = create(f"{top}/made")
+    umount(top)
+    used = 1e6 * (cpu_of(pids) - before) / CREATES
+    begun = time.perf_counter()
+    run(KESTREL, "job", "publish", volume, name)
+    return rate, used, time.perf_counter() - begun
+
+
+def several(volume, scratch, rounds, rows, judged):
+    """One directory of a job with one server and with several."""
+    taken = {1: [], SERVERS: []}
+    for turn in range(rounds):
+        for servers, found in taken.items():
+            found.append(served(volume, scratch, f"served{servers}@{turn}", servers))
+    medians = {
+        servers: [statistics.median(each) for each in zip(*found)]
+        for servers, found in taken.items()
+    }
+    for servers, (rate, used, publishing) in medians.items():
+        rows.append({"what": f"publishing {CREATES:,}, {servers} servers", "per_second": rate,
+                     "cpu_us": used, "ms": 1000 * publishing, "is_ours": True})
+        print(f"{servers} servers, one directory: {rate:,.0f} creates/s, {used:.0f} us of CPU time"
+              f" of the servers each; publish {1000 * publishing:.0f} ms")
+    ratio = medians[SERVERS][1] / medians[1][1]
+    judged.append((f"CPU time for a create with {SERVERS} servers: {ratio:.2f} of that with one"
+                   f" (at most {CPU_MAX})", ratio <= CPU_MAX))
+
+
 def plot(path, rows):
     bars(path, [(row["what"], row["ms"], row["is_ours"]) for row in rows if "ms" in row], "ms",
          digits=0, left=250)
@@ -129,12 +185,17 @@ def main():
         with open(sys.argv[2], "w", encoding="ascii") as file:
             file.write(str(rate))
         return
-    options = options_of(__doc__, "jobs", 3, full="a million files").parse_args()
+    parser = options_of(__doc__, "jobs", 3, full="a million files")
+    parser.add_argument("--servers", action="store_true", help="only jobs with several servers")
+    options = parser.parse_args()
     sizes = [1_000, 10_000, 1_000_000 if options.full else 100_000]
     with scratch_for(f"{options.out}.json") as scratch:
         os.environ["KESTREL_STATE_DIR"] = f"{scratch}/state"
         rows, judged, volume = [], [], f"{scratch}/volume"
         run(KESTREL, "format", volume)
+        several(volume, scratch, options.rounds, rows, judged)
+        if options.servers:
+            return conclude(options.out, rows, judged, plot, sizes=sizes)
         mount(volume, f"{volume}.mnt")
         whole_jobs(volume, sizes, options.rounds, rows, judged)
         creates(volume, sizes[-1], options.rounds, rows)

@@ -215,6 +215,9 @@ suites+=(
     "jobs 600 env DAGS=$(size 2 20) tests/jobs/jobs.sh"
     "ranks 600 env FILES=$(size 400 10000) tests/jobs/ranks.sh"
     "ranks-s3 900 env JOBS_BUCKET=1 tests/jobs/ranks.sh"
+    "jobs-servers 600 env STORMS=$(size 2 20) tests/jobs/servers.sh"
+    "jobs-servers-s3 900 env SERVERS_BUCKET=1 STORMS=$(size 1 10) tests/jobs/servers.sh"
+    "jobs-servers-encrypted 600 env KESTREL_ENCRYPT=1 STORMS=1 tests/jobs/servers.sh"
     "jobs-s3 900 env JOBS_BUCKET=1 DAGS=$(size 1 10) tests/jobs/jobs.sh"
     "curators 300 tests/versions/curators.sh"
     "curators-encrypted 300 env KESTREL_ENCRYPT=1 tests/versions/curators.sh"
@@ -246,6 +249,7 @@ at_night+=(pg-nodes-snapshots bucket-handles bucket-pjdfstest bucket-nodes-seman
 at_night+=(bucket-nodes-snapshots bucket-nodes-compare bucket-failover)
 at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
+at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:

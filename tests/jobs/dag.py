@@ -11,7 +11,8 @@ each directory above it that it is there.
 
 Some versions are compacted, and are the same. Some jobs are done by ranks that log for themselves,
 at the same time: each is a version on the job's input, and the job's version has them as inputs in
-the order of their numbers.
+the order of their numbers. Some have several servers, of which some are killed when the job's
+command has ended: what a server has acknowledged is published all the same.
 
 Renames are of what the job has made itself: what becomes of a file that one job has renamed and
 another one has changed depends on more than paths (tests/jobs/jobs.sh has such cases).
@@ -20,6 +21,8 @@ another one has changed depends on more than paths (tests/jobs/jobs.sh has such 
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 
@@ -299,6 +302,31 @@ def check_version(kestrel, url, work, tree, what):
         done(what, [kestrel, "umount", at])
 
 
+def among(kestrel, volume, version, given, command, rng):
+    """Runs a command in a job with several servers, some of which are killed when it has ended."""
+    job = [kestrel, "job", "start", volume, *given, "--publish", version.name]
+    started = subprocess.run(
+        [*job, "--servers", str(rng.randint(2, 4))], capture_output=True, text=True
+    )
+    assert started.returncode == 0, f"{version.name}: {started.stderr}"
+    variables = dict(re.findall(r"^(\w+)='(.*?)';", started.stdout, re.MULTILINE))
+    joined = subprocess.run(
+        [kestrel, "job", "join", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    assert joined.returncode == 0, f"{version.name}: {joined.stderr}"
+    told = subprocess.run(
+        [kestrel, "job", "status", volume, version.name, "--json"], capture_output=True, text=True
+    )
+    words = " ".join(server["open_by"] or "" for server in json.loads(told.stdout)["servers"])
+    pids = [int(pid) for pid in re.findall(r"process (\d+)", words)]
+    for pid in rng.sample(pids, rng.choice([0, 1, len(pids)])):
+        os.kill(pid, signal.SIGKILL)
+    done(version.name, [kestrel, "job", "publish", volume, version.name])
+
+
 def run(kestrel, volume, work, seed, count):
     rng = random.Random(seed)
     versions = []
@@ -318,8 +346,13 @@ def run(kestrel, volume, work, seed, count):
             done(what, [kestrel, "job", "publish", volume, name])
         else:
             version = Version(name, inputs)
-            command = [kestrel, "job", "run", volume, *given, "--publish", name]
-            done(what, [*command, *planned(rng, version, plan)])
+            command = planned(rng, version, plan)
+            others = random.Random(f"{seed} {number}")
+            if others.random() < 0.5:
+                job = [kestrel, "job", "run", volume, *given, "--publish", name]
+                done(what, [*job, *command])
+            else:
+                among(kestrel, volume, version, given, command, others)
         after = view(version.stack())
         check_version(kestrel, url_of(volume, name), work, after, f"seed {seed}, version {name}")
         if rng.random() < 0.3:

@@ -53,7 +53,8 @@ ELSEWHERE = {
     **{f"V{number}": "tests/versions/curators.sh" for number in (3, 6, 7, 8)},
     "V9": "tests/versions/compact.sh",
     **{f"J{number}": "tests/jobs/jobs.sh" for number in range(1, 10)},
-    **{f"J{number}": "tests/jobs/ranks.sh" for number in range(10, 13)},
+    **{f"J{number}": "tests/jobs/servers.sh" for number in (10, 11)},
+    **{f"J{number}": "tests/jobs/ranks.sh" for number in range(12, 15)},
 }
 TESTS = {}
 libc = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,8 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `job/servers.rs` | jobs that several servers share |
+//! | `job/gather.rs` | the rows of several servers become those of one |
 //! | `job/log.rs` | [`ChangeLog`]: a rank logs what it makes |
 //! | `job/ranks.rs` | how ranks join, finish and are merged |
 //! | `job/publish.rs` | a job becomes a version |
@@ -47,15 +49,18 @@ use crate::storage::{Storage, StoreOptions};
 use crate::version::VolumePlace;
 use crate::volume::VolumeLock;
 
+mod gather;
 mod log;
 mod publish;
 mod ranks;
 mod rows;
+mod servers;
 mod settle;
 
 pub use self::log::{ChangeLog, LogAttrs, LogDir, LogOptions, SYNC_EVERY_DEFAULT};
 pub use self::publish::{PublishedJob, publish};
 pub use self::ranks::{MergedRanks, RANKS_MAX, Rank};
+pub use self::servers::{JobServer, SERVERS_MAX, server_dir};
 pub use kestrel_bucket::version::JobRecord;
 
 /// What a job begins with.
@@ -71,6 +76,8 @@ pub struct NewJob {
     pub group: u32,
     /// The machine and process that begins it, for people.
     pub begun_by: String,
+    /// The addresses of its servers, `host:port`, if they are several: they are numbered from 1 on.
+    pub servers: Vec<String>,
 }
 
 /// A job on this machine.
@@ -78,7 +85,8 @@ pub struct NewJob {
 pub struct BegunJob {
     /// What it is.
     pub record: JobRecord,
-    /// Its directory.
+    /// Its directory; of a job with several servers that of the directories of those that this
+    /// machine serves.
     pub dir: PathBuf,
     /// What its inputs say differently, as far as they are told one by one.
     pub conflicts: Vec<JobConflict>,
@@ -229,7 +237,15 @@ impl Jobs {
     /// # Errors
     /// The store's.
     pub fn holder(&self, record: &JobRecord) -> Result<Option<String>, VolumeError> {
-        self.jobs.holder(record).map_err(engine)
+        let servers = self.servers(record)?;
+        if servers.is_empty() {
+            return self.jobs.server_holder(record, 0).map_err(engine);
+        }
+        let mut open = servers.iter().filter_map(|server| server.open_by.as_deref());
+        let Some(first) = open.next() else { return Ok(None) };
+        let others = open.count();
+        let count = servers.len();
+        Ok(Some(format!("{} of {count} servers, one by {first}", others + 1)))
     }
 
     /// Begins a job, and makes its directory.
@@ -245,6 +261,7 @@ impl Jobs {
             )));
         }
         let inputs = self.inputs(&new.inputs)?;
+        servers::check_addresses(&new.servers)?;
         let mut merged = merge(self.versions.place(), &inputs).map_err(engine)?;
         let id: VersionId = random()?;
         merged.base.job = self.jobs.take_number().map_err(engine)?;
@@ -253,14 +270,24 @@ impl Jobs {
             name: version.name.clone(),
         };
         let (named, base) = (inputs.iter().map(input).collect(), merged.base.clone());
+        let first = base.first_number();
         let mut record = JobRecord::new((self.versions.volume(), &id), &new.name, named, base);
+        if !new.servers.is_empty() {
+            record = record.with_servers(servers::new_servers(&new.servers, first)?);
+        }
         record.created = SystemClock.now();
         record.user = new.user;
         record.begun_by.clone_from(&new.begun_by);
         // First: what has a record is nothing that was left over.
         self.jobs.add(&record).map_err(engine)?;
         let made = self.make(&record, &merged, &inputs, new);
-        match made.and_then(|conflicts| Ok((conflicts, self.make_dir(&record)?))) {
+        let made = made.and_then(|conflicts| {
+            if let Some(servers) = &record.servers {
+                servers::spread(self, &record, servers)?;
+            }
+            Ok((conflicts, self.make_dir(&record)?))
+        });
+        match made {
             Ok((conflicts, dir)) => {
                 Ok(BegunJob { record, dir, conflicts, conflict_count: merged.conflict_count })
             }
@@ -335,13 +362,17 @@ impl Jobs {
         merged.conflicts.iter().map(conflict).collect()
     }
 
-    /// Makes the directory of a job on this machine, if it is not there.
+    /// Makes the directory of a job on this machine, if it is not there. With several servers each
+    /// has a directory in it.
     fn make_dir(&self, record: &JobRecord) -> Result<PathBuf, VolumeError> {
         let dir = job_dir(&record.id)?;
         if dir.join(FILE_NAME).exists() {
             return Ok(dir);
         }
         fs::create_dir_all(&dir).map_err(|why| VolumeError::io("create", &dir, why))?;
+        if self.jobs.servers(record).map_err(engine)?.is_some() {
+            return Ok(dir);
+        }
         let storage = self.storage.url(&self.descriptor.settings)?;
         let descriptor = self.descriptor.of_job(record.number(), &storage)?;
         descriptor.write(&dir)?;
@@ -365,22 +396,30 @@ impl Jobs {
     pub fn abort(&self, record: &JobRecord, take_over: bool) -> Result<u64, VolumeError> {
         self.check_job(record)?;
         let dir = job_dir(&record.id)?;
-        let _lock = match dir.exists() {
-            true => Some(VolumeLock::take(&dir, "kestrel job abort")?),
-            false => None,
-        };
-        let options = BucketOptions { take_over, ..BucketOptions::default() };
-        // Whatever has it open finds out.
-        match self.jobs.open(record, options, Arc::new(|| Ok(()))) {
-            Ok(opened) => drop(opened),
-            // It was cut off before it had rows.
-            Err(EngineError::Refused(_))
-                if self.jobs.holder(record).is_ok_and(|it| it.is_none()) => {}
-            Err(why) => return Err(engine(why)),
+        let mut locks = Vec::new();
+        let own = servers::directories(record)?;
+        for dir in own.iter().chain([&dir]).filter(|dir| dir.exists()) {
+            locks.push(VolumeLock::take(dir, "kestrel job abort")?);
         }
+        self.supersede(record, take_over)?;
         let removed = self.remove(record)?;
         let _ = fs::remove_dir_all(&dir);
         Ok(removed)
+    }
+
+    /// Has every process that has the job open find out that it has it no more.
+    fn supersede(&self, record: &JobRecord, take_over: bool) -> Result<(), VolumeError> {
+        let options = BucketOptions { take_over, ..BucketOptions::default() };
+        for server in servers::all_with_rows(record)? {
+            match self.jobs.open_server(record, server.clone(), options, Arc::new(|| Ok(()))) {
+                Ok(opened) => drop(opened),
+                // It was cut off before it had rows, or these were gathered.
+                Err(EngineError::Refused(_))
+                    if self.jobs.server_holder(record, server.0).is_ok_and(|it| it.is_none()) => {}
+                Err(why) => return Err(engine(why)),
+            }
+        }
+        Ok(())
     }
 
     /// Removes all of a job, unless it has been published. Its objects are found by their numbers.
@@ -422,6 +461,10 @@ const PROBE_BYTES: usize = 16 << 20;
 
 /// Most directories above a name that is told.
 const PATH_DEPTH_MAX: usize = 1000;
+
+fn damaged(what: &str) -> EngineError {
+    EngineError::Corrupt(format!("a row of the job: {what}; abort the job, and do it again"))
+}
 
 /// Most rows of one batch.
 const BATCH_ROWS: usize = 4096;

@@ -81,7 +81,7 @@ pub use crate::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address
 use self::durable::SyncFirst;
 use self::nodes::{FirstConnection, NodeConnections};
 use self::reclaimable::Reclaimable;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Durability};
 use crate::error::VolumeError;
 use crate::fs::Fs;
 use crate::storage::Storage;
@@ -147,6 +147,9 @@ impl RemoteVolume {
             Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, reclaimable.clone())?);
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
+        }
+        if descriptor.settings.durability == Durability::Fsync {
+            metadata.sync_all_nodes();
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let plan = Assembly {

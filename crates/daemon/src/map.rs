@@ -38,7 +38,16 @@ pub fn answer(
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
     let host = serving.volume.fs.member().ok_or("this is no node of a cluster")?;
-    match question["verb"].as_str() {
+    let verb = question["verb"].as_str();
+    if serving.volume.descriptor.job.is_some() && matches!(verb, Some("change" | "expect")) {
+        // A server sees those rows of the job's inputs that it owned when the job began.
+        return Err(
+            "not supported: which servers share a job does not change while it is served; \
+                    begin the job with as many as it needs"
+                .into(),
+        );
+    }
+    match verb {
         Some("table") => part_of_table(host, question),
         Some("whereabouts") => Ok(addresses(host, question)),
         Some("entries") => entries(host, &*serving.volume.engine, tell),

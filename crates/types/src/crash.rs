@@ -42,6 +42,8 @@ pub const POINTS: &[&str] = &[
     "job.ranks.sealed",
     "job.rows-removed",
     "job.sealed",
+    "job.servers-gathered",
+    "job.servers-sealed",
     "job.written",
     "version.held",
     "version.written",

@@ -27,7 +27,7 @@ pub use exceptions::{Exceptions, Rule};
 pub use map::{Owner, PLACEMENT_BYTES_MAX, PlacementError, PlacementMap};
 pub use slot_map::{Member, SlotMap};
 
-use crate::ids::{InodeId, ObjectId};
+use crate::ids::{FIRST_OBJECT, InodeId, ObjectId};
 
 /// Most workers of a node: a worker is a bit of a word, and shares are numbered
 /// `node << 6 | worker`.
@@ -151,6 +151,12 @@ pub fn maker_of_id(id: InodeId) -> (u64, NodeId) {
     (rest >> MEMBER_BITS, (rest % (1 << MEMBER_BITS)) as NodeId)
 }
 
+/// A counter of which no node makes an inode number that is not above this one.
+#[inline]
+pub fn counter_above(id: InodeId) -> u64 {
+    maker_of_id(id).0 + 1
+}
+
 /// Object numbers that are consecutive: a node's numbers are in blocks of so many, and the blocks
 /// of all nodes alternate.
 pub const OBJECT_BLOCK: u64 = 1 << OBJECT_BLOCK_BITS;
@@ -175,6 +181,28 @@ pub fn object_in(counter: u64, member: NodeId) -> ObjectId {
     );
     let block = (counter / OBJECT_BLOCK) << MEMBER_BITS | u64::from(member);
     block * OBJECT_BLOCK + counter % OBJECT_BLOCK
+}
+
+/// Bound of the counter in the number of an object of a job that several nodes serve: the job's
+/// numbers are [`crate::ids::objects_of_job`], fewer than those of a volume.
+pub const JOB_OBJECT_COUNTERS_MAX: u64 = (1 << (40 - MEMBER_BITS)) - OBJECT_BLOCK;
+
+/// The object number that the node `member` of a job makes of its own `counter`; `from`: the first
+/// number that the job has.
+///
+/// # Panics
+/// If the node's number or the counter is out of bounds (1,024 nodes, [`JOB_OBJECT_COUNTERS_MAX`]
+/// counters).
+#[inline]
+pub fn job_object_in(from: ObjectId, counter: u64, member: NodeId) -> ObjectId {
+    assert!(counter < JOB_OBJECT_COUNTERS_MAX, "an object number out of bounds");
+    from - FIRST_OBJECT + object_in(counter, member)
+}
+
+/// A number of an object of a job that is above all that nodes make of lower counters.
+#[inline]
+pub fn job_object_above(from: ObjectId, counter: u64) -> ObjectId {
+    job_object_in(from, counter.next_multiple_of(OBJECT_BLOCK), 0)
 }
 
 /// The counter that an object number was made of, and the node that made it up ([`object_in`]).

@@ -6,16 +6,20 @@
 //! | `plan` | what many ranks would take |
 //! | `run` | a command in the namespace of a job |
 //! | `server` | the process that serves a job to others |
+//! | `servers` | the processes that share a job |
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kestrel_client::error::VolumeError;
-use kestrel_client::job::{self, BegunJob, JobConflict, Jobs, NewJob, Rank};
+use kestrel_client::job::{
+    self, BegunJob, JobConflict, JobServer, Jobs, NewJob, Rank, SERVERS_MAX,
+};
 use kestrel_client::volume::Resources;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger::utc;
+use kestrel_daemon::serve::advertise_arg;
 use kestrel_daemon::units::bytes;
 use serde_json::{Value, json};
 
@@ -23,6 +27,7 @@ mod log;
 mod plan;
 mod run;
 mod server;
+mod servers;
 
 use super::snapshot::KeyArgs;
 use super::{print_json, volume_of};
@@ -42,6 +47,7 @@ const CONFLICTS_SHOWN: usize = 10;
   eval \"$(kestrel job start /data/vol --input raw@1 --publish clean@1)\"
   kestrel job join -- ./part.sh 1 & kestrel job join -- ./part.sh 2; wait
   kestrel job publish /data/vol clean@1
+  kestrel job start /data/vol --input raw@1 --publish clean@1 --servers 4
   kestrel job list /data/vol
 
 A job sees the trees of its inputs as one, and nobody else sees what it changes until it is
@@ -55,6 +61,7 @@ pub struct JobArgs {
 enum Action {
     Run(Box<run::RunArgs>),
     Start(StartArgs),
+    Serve(ServeArgs),
     Join(run::JoinArgs),
     Log(Box<log::LogArgs>),
     Plan(plan::PlanArgs),
@@ -82,17 +89,57 @@ struct InputArgs {
   eval \"$(kestrel job start /data/vol --input raw@1 --publish clean@1)\"
   kestrel job start kestrel://meta1/photos --input a@1 --input b@1 --publish c@1 \\
       --listen 10.0.0.7:9500
+  kestrel job start /data/vol --input raw@1 --publish clean@1 --servers 4
+  kestrel job start s3://bucket/vol --publish clean@1 --server-at 10.0.0.7:9500 \\
+      --server-at 10.0.0.8:9500
 
 Prints KESTREL_JOB=… for `kestrel job join`, which may also be mounted: it is the address of the
-job's server, a process of this machine. Processes of the job see each other's changes at once.")]
+job's server, a process of this machine. Processes of the job see each other's changes at once.
+
+Several servers share the job's names, those of each directory too. With --servers all of them are
+started on this machine. With --server-at the first one is started here, and each other one on its
+machine with `kestrel job serve VOLUME JOB NUMBER`. How many there are does not change.")]
 struct StartArgs {
     /// The volume: a path in a mount, its directory, s3://… or kestrel://…
     volume: OsString,
     #[command(flatten)]
     inputs: InputArgs,
     /// Start no server: all processes log for themselves (`kestrel job log`)
-    #[arg(long, conflicts_with = "listen")]
+    #[arg(long, conflicts_with_all = ["listen", "servers", "server_at"])]
     log: bool,
+    /// How many servers on this machine share the job's names
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=SERVERS_MAX as i64))]
+    servers: u16,
+    /// Where a server of the job is going to listen, HOST:PORT; once for each, the first one on
+    /// this machine
+    #[arg(long = "server-at", value_name = "ADDR", value_parser = advertise_arg,
+        conflicts_with_all = ["servers", "listen"])]
+    server_at: Vec<String>,
+    #[command(flatten)]
+    serve: server::ServerArgs,
+    #[command(flatten)]
+    store: KeyArgs,
+}
+
+/// Serve one of the servers that share a job, on this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel job serve s3://bucket/vol clean@1 2
+  kestrel job serve s3://bucket/vol clean@1 2 --listen 10.0.0.9:9500 --take-over
+
+For jobs that were begun with several servers (`kestrel job start --server-at`), and to serve one
+elsewhere that has ended. It listens where it did before unless --listen says another address.")]
+struct ServeArgs {
+    /// The volume
+    volume: OsString,
+    /// Number of the job, or the name that its version gets
+    job: String,
+    /// Number of the server, from 1 on
+    server: u32,
+    /// Take it over from a process that has it open, which can write nothing any more
+    #[arg(long)]
+    take_over: bool,
     #[command(flatten)]
     serve: server::ServerArgs,
     #[command(flatten)]
@@ -102,7 +149,8 @@ struct StartArgs {
 /// Go on with a job after its server has ended, also on another machine.
 #[derive(Debug, Args)]
 #[command(after_help = "The job has everything that was synced, and what was changed more than 5 s
-before its server died. --take-over cuts off a server that may still be there.")]
+before its server died. --take-over cuts off a server that may still be there. Of a job with several
+servers those are started that no process has open.")]
 struct ResumeArgs {
     /// The volume
     volume: OsString,
@@ -193,7 +241,7 @@ fn resources(store: &KeyArgs, take_over: bool) -> Resources {
 }
 
 /// Begins a job, and says what its inputs say differently.
-fn begin(jobs: &Jobs, inputs: &InputArgs) -> Result<BegunJob, Failure> {
+fn begin(jobs: &Jobs, inputs: &InputArgs, servers: Vec<String>) -> Result<BegunJob, Failure> {
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     let new = NewJob {
@@ -202,18 +250,70 @@ fn begin(jobs: &Jobs, inputs: &InputArgs) -> Result<BegunJob, Failure> {
         user,
         group,
         begun_by: kestrel_daemon::who("kestrel job"),
+        servers,
     };
     let begun = jobs.begin(&new).map_err(fail)?;
     tell_conflicts(&begun.conflicts, begun.conflict_count);
     Ok(begun)
 }
 
-/// Stops a server of the job on this machine, if there is one.
+/// Stops the servers of the job on this machine, if there are some.
 fn release(dir: &std::path::Path) -> Result<(), Failure> {
-    if server::address(dir).is_some() {
-        server::stop(dir)?;
+    let mut dirs = server::server_dirs(dir);
+    dirs.push(dir.to_path_buf());
+    servers::stop(&dirs)
+}
+
+/// Begins a job and serves it.
+fn start(args: &StartArgs) -> Result<ExitStatus, Failure> {
+    let addresses = match (usize::from(args.servers), args.server_at.len()) {
+        (1, 0) => Vec::new(),
+        (count, 0) => servers::addresses(args.serve.listen.as_deref(), count)?,
+        (_, 1) => {
+            return Err(Failure::usage(
+                "job: --server-at: for two servers or more; say where one listens with --listen",
+            ));
+        }
+        _ => args.server_at.clone(),
+    };
+    let here: Vec<u32> = match args.server_at.is_empty() {
+        true => (1..=u32::from(args.servers)).collect(),
+        false => vec![1],
+    };
+    let jobs = jobs_of(&args.volume, &args.store)?;
+    let is_alone = addresses.is_empty();
+    let begun = begin(&jobs, &args.inputs, addresses)?;
+    log::print_env(&volume_of(VERB, &args.volume)?, begun.record.number());
+    if args.log {
+        let record = &begun.record;
+        eprintln!("job {} has no server; it becomes {}", record.number(), record.name);
+        return Ok(ExitStatus::Good);
     }
-    Ok(())
+    match is_alone {
+        true => server::start(&begun, &args.serve, &args.store, false),
+        false => servers::start(&jobs, &begun, &here, (&args.serve, &args.store), false),
+    }
+}
+
+/// Serves one server of a job.
+fn serve(args: &ServeArgs) -> Result<ExitStatus, Failure> {
+    let jobs = jobs_of(&args.volume, &args.store)?;
+    let record = jobs.find(&args.job).map_err(fail)?;
+    let job = jobs.resume(record).map_err(fail)?;
+    let options = (&args.serve, &args.store);
+    servers::start(&jobs, &job, &[args.server], options, args.take_over)
+}
+
+/// Serves what no process serves of a job.
+fn resume(args: &ResumeArgs) -> Result<ExitStatus, Failure> {
+    let jobs = jobs_of(&args.volume, &args.store)?;
+    let record = jobs.find(&args.job).map_err(fail)?;
+    let job = jobs.resume(record).map_err(fail)?;
+    if jobs.servers(&job.record).map_err(fail)?.is_empty() {
+        return server::start(&job, &args.serve, &args.store, args.take_over);
+    }
+    let here = servers::to_be_served(&jobs, &job, args.take_over)?;
+    servers::start(&jobs, &job, &here, (&args.serve, &args.store), args.take_over)
 }
 
 fn publish(
@@ -274,23 +374,9 @@ pub fn run(args: &JobArgs) -> Result<ExitStatus, Failure> {
         Action::Join(args) => run::join(args),
         Action::Log(args) => log::run(args),
         Action::Plan(args) => plan::run(args),
-        Action::Start(args) => {
-            let jobs = jobs_of(&args.volume, &args.store)?;
-            let begun = begin(&jobs, &args.inputs)?;
-            log::print_env(&volume_of(VERB, &args.volume)?, begun.record.number());
-            if args.log {
-                let record = &begun.record;
-                eprintln!("job {} has no server; it becomes {}", record.number(), record.name);
-                return Ok(ExitStatus::Good);
-            }
-            server::start(&begun, &args.serve, &args.store, false)
-        }
-        Action::Resume(args) => {
-            let jobs = jobs_of(&args.volume, &args.store)?;
-            let record = jobs.find(&args.job).map_err(fail)?;
-            let job = jobs.resume(record).map_err(fail)?;
-            server::start(&job, &args.serve, &args.store, args.take_over)
-        }
+        Action::Start(args) => start(args),
+        Action::Serve(args) => serve(args),
+        Action::Resume(args) => resume(args),
         Action::Publish(args) => {
             let jobs = jobs_of(&args.volume, &args.store)?;
             let record = jobs.find(&args.job).map_err(fail)?;
@@ -336,6 +422,12 @@ fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Valu
     };
     let ranks = jobs.ranks(record).map_err(fail)?;
     let ranks: Result<Vec<Value>, VolumeError> = ranks.iter().map(rank).collect();
+    let servers = jobs.servers(record).map_err(fail)?;
+    let server = |server: &JobServer| {
+        let JobServer { number, address, open_by } = server;
+        json!({ "number": number, "address": address, "open_by": open_by })
+    };
+    let servers: Vec<Value> = servers.iter().map(server).collect();
     let below: Vec<&str> = record.base.layers.iter().map(|layer| layer.name.as_str()).collect();
     Ok(json!({
         "job": record.number(),
@@ -350,6 +442,7 @@ fn describe(jobs: &Jobs, record: &kestrel_client::job::JobRecord) -> Result<Valu
         "common_directories": record.base.aliases,
         "open_by": jobs.holder(record).map_err(fail)?,
         "ranks": ranks.map_err(fail)?,
+        "servers": servers,
         "dir": dir.exists().then(|| dir.to_string_lossy().into_owned()),
         "address": server::address(&dir),
     }))
@@ -371,6 +464,11 @@ fn status(args: &StatusArgs) -> Result<ExitStatus, Failure> {
     println!("below       {} versions", record.base.layers.len());
     println!("open by     {}", text("open_by"));
     println!("address     {}", text("address"));
+    for server in told["servers"].as_array().into_iter().flatten() {
+        let open_by = server["open_by"].as_str().unwrap_or("no process");
+        let address = server["address"].as_str().unwrap_or("-");
+        println!("server {:<4} at {address}, open by {open_by}", server["number"]);
+    }
     for rank in told["ranks"].as_array().into_iter().flatten() {
         let (number, open_by) = (&rank["rank"], rank["open_by"].as_str());
         let is_finished = rank["finished"].as_bool() == Some(true);

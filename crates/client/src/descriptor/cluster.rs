@@ -274,7 +274,8 @@ impl Descriptor {
             None if !is_of_cluster || is_offered => Ok(()),
             Some(section) if is_of_cluster && !is_offered => {
                 section.check()?;
-                if self.settings.durability == Durability::Commit {
+                // Processes of a job sync all of its servers.
+                if self.settings.durability == Durability::Commit || self.job.is_some() {
                     return Ok(());
                 }
                 Err(VolumeError::Invalid(

@@ -8,6 +8,7 @@ use kestrel_bucket::version::{JobRecord, VersionManifest};
 use kestrel_engine::BeforeSync;
 use kestrel_types::crash;
 
+use super::gather::gather;
 use super::rows::{Counted, write};
 use super::settle::settle;
 use super::{JobConflict, Jobs, MergedRanks, engine};
@@ -70,6 +71,9 @@ pub fn publish(
     }
     if jobs.versions.find(name).map_err(engine)?.is_some() {
         return Err(taken(name, record));
+    }
+    if let Some(servers) = jobs.jobs.servers(record).map_err(engine)? {
+        gather(jobs, record, servers, resources)?;
     }
     let merged = jobs.merge_ranks(record, unfinished, resources)?;
     let record = &merged.record;

@@ -283,7 +283,7 @@ impl Jobs {
     /// # Errors
     /// If a rank has not finished, or what was made does not go together; the store's. It can be
     /// repeated.
-    pub fn merge_ranks(
+    pub(super) fn merge_ranks(
         &self,
         job: &JobRecord,
         unfinished: bool,
@@ -339,12 +339,15 @@ impl Jobs {
         merged.base.job = job.number();
         let mut record = job.clone();
         (record.id, record.base, record.sealed) = (to_hex(&id), merged.base.clone(), false);
+        // Their rows are those of the part by now.
+        record.servers = None;
         let new = NewJob {
             inputs: Vec::new(),
             name: job.name.clone(),
             user: job.user,
             group: 0,
             begun_by: job.begun_by.clone(),
+            servers: Vec::new(),
         };
         let conflicts = self.make(&record, &merged, inputs, &new)?;
         let (dir, conflict_count) = (job_dir(&record.id)?, merged.conflict_count);

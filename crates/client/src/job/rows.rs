@@ -23,7 +23,7 @@ use kestrel_types::stat::{DirStat, ObjStat};
 use kestrel_types::trash::{KEPT, TRASH};
 
 use super::settle::child;
-use super::{Jobs, engine, node, row_of};
+use super::{Jobs, count, damaged, engine, node, row_of};
 use crate::error::VolumeError;
 use crate::fs::tree_removal::REMOVING;
 use crate::version::publish::stored;
@@ -81,6 +81,11 @@ pub(super) fn write(
     let (clock, inodes, figures) = Node::rows_at_rest(rows).map_err(node)?;
     let mut figures = figures
         .ok_or_else(|| VolumeError::Io("the job has no figures; publish it again".into()))?;
+    if counted == Counted::ByNode && !record.base.is_chain() {
+        // A server that was killed has added up the figures of all directories, also of those that
+        // no path leads to.
+        figures = count(rows)?;
+    }
     let writer = VersionWriter::begin(jobs.versions.place(), record.id_bytes());
     let mut out = VersionRows {
         rows,
@@ -138,10 +143,6 @@ pub(super) fn write(
     made.rows = out.writer.rows();
     made.runs = out.writer.finish().map_err(engine)?;
     Ok((made, changed))
-}
-
-fn damaged(what: &str) -> EngineError {
-    EngineError::Corrupt(format!("a row of the job: {what}; abort the job, and do it again"))
 }
 
 impl VersionRows<'_> {

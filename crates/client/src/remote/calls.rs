@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::op_counters::WorkerCounters;
-use kestrel_types::request::{Answer, Op, Reply, Request};
+use kestrel_types::request::{Answer, Done, Op, Reply, Request};
 use kestrel_types::wire::LockReply;
+use parking_lot::Mutex;
 
 use super::durable::names_bytes_in;
 use super::nodes::{NodeConnections, NodeSet};
@@ -65,6 +66,29 @@ impl RemoteShared {
         if self.reclaimable.numbers.losses() != losses {
             // It may wait since after the others were ended.
             self.fail_lost();
+        }
+    }
+
+    /// Has every node make durable what it has acknowledged; the caller hears when all have, or
+    /// that one has failed.
+    pub fn sync_all(self: &Arc<Self>, request: &Request, done: Done) {
+        let nodes = self.nodes.known();
+        let left = Arc::new(Mutex::new((nodes.links.len(), Some(done))));
+        for at in 0..nodes.links.len() {
+            let left = left.clone();
+            let one = move |reply: Reply| {
+                let mut state = left.lock();
+                state.0 -= 1;
+                let ends = state.0 == 0 || reply.is_err();
+                let done = if ends { state.1.take() } else { None };
+                drop(state);
+                if let Some(done) = done {
+                    done(reply);
+                }
+            };
+            let asked = PendingCall::new(&request.op, Box::new(one));
+            let route = RequestRoute::of(OpenEffect::None);
+            self.send_to(&nodes, at, request.clone(), route, asked);
         }
     }
 

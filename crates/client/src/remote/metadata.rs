@@ -5,6 +5,7 @@
 //! to date, and holds commits back until the bytes they name are durable where that takes a sync.
 //! How each call gets to a node and its answer back: [`super::calls`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use kestrel_types::error::FsResult;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::op_counters::{self, NodeStats};
 use kestrel_types::placement::PlacementMap;
-use kestrel_types::request::{Done, Request};
+use kestrel_types::request::{Done, Op, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 use serde_json::Value;
 
@@ -40,6 +41,8 @@ pub struct RemoteMetadata {
     seeker: AddressResolver,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
+    /// What a node has acknowledged may not be durable there: a sync is for all nodes.
+    syncs_all: AtomicBool,
 }
 
 impl RemoteMetadata {
@@ -78,7 +81,13 @@ impl RemoteMetadata {
             // What was mentioned before anybody listened.
             shared.redirects.heard_of(link.node, link.remote.table());
         }
-        Ok(Self { shared, guide, seeker, sync_first: OnceLock::new() })
+        let (sync_first, syncs_all) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { shared, guide, seeker, sync_first, syncs_all })
+    }
+
+    /// From now on a sync is one of all nodes.
+    pub(super) fn sync_all_nodes(&self) {
+        self.syncs_all.store(true, Ordering::Relaxed);
     }
 
     /// From now on commits wait for `sync`.
@@ -159,6 +168,9 @@ impl Metadata for RemoteMetadata {
                 subtree::reply_above(root, &mut reply);
                 above(reply);
             });
+        }
+        if matches!(request.op, Op::Sync) && self.syncs_all.load(Ordering::Relaxed) {
+            return self.shared.sync_all(&request, done);
         }
         let asked = PendingCall::new(&request.op, done);
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {

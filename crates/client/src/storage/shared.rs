@@ -261,6 +261,20 @@ pub(crate) fn mark_objects(
     }
 }
 
+impl Storage {
+    /// The word in the directory of the objects, which is left there if there is none; none of
+    /// objects in a bucket.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn objects_word(&self) -> Result<Option<String>, VolumeError> {
+        match &self.base {
+            Base::Dir(objects) => mark(objects).map(Some),
+            Base::S3(_) => Ok(None),
+        }
+    }
+}
+
 /// Checks that a directory with objects is the one that all nodes of a cluster use.
 ///
 /// # Errors

@@ -33,14 +33,14 @@ mod stack;
 mod tests;
 mod writer;
 
-pub use crate::tree::layer::NumberSpan;
+pub use crate::tree::layer::{NumberSpan, OwnsRow};
 pub use aliases::{copy_aliases, write_aliases};
 pub use compact::{
     Compaction, CompactionEnd, CompactionOrder, CompactionPlan, CompactionWorker, PARTITIONS_MAX,
     WorkEnd, remove_old_plans,
 };
 pub use engine::VersionEngine;
-pub use job::{JobRecord, JobRegistry, RankOf};
+pub use job::{JobChanges, JobRecord, JobRegistry, JobServers, RankOf};
 pub use manifest::{
     ChangesRecord, INPUTS_MAX, JobBase, LayerRecord, NAME_BYTES_MAX, NUMBERS_END, VersionFigures,
     VersionId, VersionInput, VersionManifest, VersionSource, check_name,
@@ -82,7 +82,7 @@ fn tree_of(
     let runs = tree.runs(&manifest.runs);
     tree.change(|view| view.runs = runs);
     if let Some(changes) = manifest.changes() {
-        let layers = stack::layers_of(place, &identity.uuid, &changes.base, &tree)?;
+        let layers = stack::layers_of(place, &identity.uuid, &changes.base, (&tree, None))?;
         tree.change(|view| view.layers = layers);
     }
     Ok(tree)

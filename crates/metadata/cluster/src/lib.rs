@@ -222,7 +222,7 @@ pub struct ClusterNodeConfig {
     pub me: NodeId,
     /// The placement map.
     pub placement: PlacementMap,
-    /// Settings of its node: mode `commit`.
+    /// Settings of its node: mode `commit`, or of the servers of a job `fsync`.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
@@ -457,7 +457,9 @@ impl ClusterNode {
         now: Nanos,
         host: Option<(Arc<Wakeup>, Box<Now>)>,
     ) -> FsResult<Self> {
-        if config.node.durability != Durability::Commit {
+        // What a member tells the others is durable in either mode. Those of a job may answer its
+        // clients before: the clients sync all members.
+        if config.node.durability != Durability::Commit && config.node.objects_from == 0 {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
         // Before anything is read: the process that had the rows until now gets no commit through

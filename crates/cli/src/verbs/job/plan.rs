@@ -133,7 +133,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitStatus, Failure> {
     let jobs = jobs_of(&args.volume, &args.store)?;
     let tag: [u8; 8] = random().map_err(fail)?;
     let inputs = InputArgs { inputs: Vec::new(), name: format!("plan-{}", to_hex(&tag)) };
-    let record = begin(&jobs, &inputs)?.record;
+    let record = begin(&jobs, &inputs, Vec::new())?.record;
     let measured = measure(args, &jobs, &record);
     let removed = remove(args, &jobs, &record);
     let mut costs = measured?;

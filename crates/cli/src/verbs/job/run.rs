@@ -169,11 +169,18 @@ pub fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     let job: BegunJob = match (&args.resume, &args.name) {
         (Some(job), _) => {
             let record = jobs.find(job).map_err(fail)?;
+            if !jobs.servers(&record).map_err(fail)?.is_empty() {
+                return Err(fail(format!(
+                    "not supported: job {} has several servers; serve it with `kestrel job \
+                     resume`, and run the command with `kestrel job join`",
+                    record.number()
+                )));
+            }
             jobs.resume(record).map_err(fail)?
         }
         (None, name) => {
             let name = name.clone().unwrap_or_default();
-            begin(&jobs, &InputArgs { inputs: args.inputs.clone(), name })?
+            begin(&jobs, &InputArgs { inputs: args.inputs.clone(), name }, Vec::new())?
         }
     };
     let number = job.record.number();

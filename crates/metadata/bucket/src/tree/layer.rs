@@ -219,10 +219,17 @@ impl Mapping {
     }
 }
 
+/// Whether a row belongs to the process that reads it, by its key as it is read: of the rows below
+/// a job that several processes serve each sees those that are its own. The answer for a key is
+/// always the same.
+pub type OwnsRow = Arc<dyn Fn(KeyRef<'_>) -> bool + Send + Sync>;
+
 /// See the module's header.
 pub struct Layer {
     tree: Tree,
     mapping: Mapping,
+    /// Which rows are seen; none: all.
+    owns: Option<OwnsRow>,
     /// Name of the version, for errors.
     name: String,
 }
@@ -254,7 +261,20 @@ impl Layer {
 
     /// The rows of this tree.
     pub fn new(tree: Tree, mapping: Mapping, name: &str) -> Self {
-        Self { tree, mapping, name: name.into() }
+        Self { tree, mapping, owns: None, name: name.into() }
+    }
+
+    /// The same with no others than those that `owns` tells.
+    pub fn only(self, owns: Option<OwnsRow>) -> Self {
+        Self { owns, ..self }
+    }
+
+    fn shows(&self, key: KeyRef<'_>) -> bool {
+        self.owns.as_ref().is_none_or(|owns| owns(key))
+    }
+
+    fn shows_key(&self, key: &[u8]) -> bool {
+        self.owns.is_none() || KeyRef::decode(key).is_some_and(|key| self.shows(key))
     }
 
     /// What it says of a key: its value, or that it is deleted.
@@ -267,7 +287,7 @@ impl Layer {
 
     fn look(&self, key: &[u8]) -> Result<Option<Option<Bytes>>, EngineError> {
         let Some(KeyRef { table, id, suffix }) = KeyRef::decode(key) else { return Ok(None) };
-        if !TREE_TABLES.contains(&table) {
+        if !TREE_TABLES.contains(&table) || !self.shows(KeyRef::new(table, id, suffix)) {
             return Ok(None);
         }
         let view = self.tree.view();
@@ -450,6 +470,9 @@ impl LayerRows {
             match rows.next_row()? {
                 Some((key, value)) => {
                     let key = moved(&key, part.shift);
+                    if !self.layer.0.shows_key(&key) {
+                        continue;
+                    }
                     let mapping = &self.layer.0.mapping;
                     let value = match value {
                         Some(value) if !mapping.is_identity => {
@@ -494,7 +517,9 @@ impl LayerRows {
             self.sorted.push((key, value));
         }
         if let Some((from, to)) = within {
-            self.sorted.retain(|(key, _)| **key >= *from && **key < *to);
+            let layer = &self.layer.0;
+            let is_seen = |key: &[u8]| *key >= *from && *key < *to && layer.shows_key(key);
+            self.sorted.retain(|(key, _)| is_seen(key));
         }
         self.sorted.sort_unstable_by(|one, other| other.0.cmp(&one.0));
         Ok(())

@@ -5,6 +5,10 @@
 //! those of a volume in a bucket, above the rows of its inputs. Its record has all that is to be
 //! known of what is below, so that nothing that becomes of its inputs' names matters to it.
 
+mod servers;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +20,13 @@ use kestrel_types::ids::JOBS_MAX;
 use kestrel_types::key::Table;
 use serde::{Deserialize, Serialize};
 
+pub use self::servers::JobServers;
 use super::manifest::{JobBase, VersionInput};
-use super::stack::layers_of;
 use super::{VersionId, VersionPlace, check_name, damaged, failed, has_identity};
 use crate::document::{self, Document};
 use crate::health::read_checked;
-use crate::recover::{self, Below};
-use crate::tree::Merged;
+use crate::recover;
+use crate::tree::{Merged, SourceRow, Tree};
 use crate::{BucketEngine, BucketOptions, Uuid, url};
 
 /// What every record of a job begins with.
@@ -31,8 +35,8 @@ const MAGIC: &str = "kestrelfs-job";
 /// Version of the format of records that any program reads.
 const FORMAT: u32 = 1;
 
-/// The same of those that are about ranks.
-const FORMAT_RANKS: u32 = 2;
+/// The same of those that have several servers, or are about ranks.
+const FORMAT_MORE: u32 = 2;
 
 /// Where the records are.
 const JOBS: &str = "job/";
@@ -77,6 +81,9 @@ pub struct JobRecord {
     /// The logs of ranks are being merged: no rank joins or ends any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sealed: bool,
+    /// The servers that share it, if there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<JobServers>,
     /// CRC-32C, eight hexadecimal digits, of this document with this field empty.
     checksum: String,
 }
@@ -123,8 +130,15 @@ impl JobRecord {
             base,
             rank: None,
             sealed: false,
+            servers: None,
             checksum: String::new(),
         }
+    }
+
+    /// The same with several servers.
+    #[must_use]
+    pub fn with_servers(self, servers: JobServers) -> Self {
+        Self { servers: Some(servers), ..self }
     }
 
     /// Number of the job.
@@ -139,11 +153,14 @@ impl JobRecord {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let is_of_ranks = self.rank.is_some() || self.sealed;
-        document::encode(&Self {
-            format: if is_of_ranks { FORMAT_RANKS } else { FORMAT },
-            ..self.clone()
-        })
+        document::encode(&Self { format: self.least_format(), ..self.clone() })
+    }
+
+    fn least_format(&self) -> u32 {
+        match self.servers.is_some() || self.rank.is_some() || self.sealed {
+            true => FORMAT_MORE,
+            false => FORMAT,
+        }
     }
 
     fn decode(number: u32, volume: &Uuid, bytes: &[u8]) -> Result<Self, EngineError> {
@@ -153,13 +170,16 @@ impl JobRecord {
         if format.magic != MAGIC {
             return Err(EngineError::Refused(format!("{what} is not one of KestrelFS")));
         }
-        if ![FORMAT, FORMAT_RANKS].contains(&format.format) {
+        if ![FORMAT, FORMAT_MORE].contains(&format.format) {
             return Err(EngineError::Refused(format!(
                 "{what} has format {}, which is not known to this program; use a newer one",
                 format.format
             )));
         }
         let found: Self = document::decode(bytes, &bad)?;
+        if found.format != found.least_format() {
+            return Err(bad("its format and what is in it do not belong together"));
+        }
         if found.number() != number {
             return Err(bad("it is that of another job"));
         }
@@ -409,7 +429,11 @@ impl JobRegistry {
 
     /// Where the rows of a job are.
     fn rows_of(&self, record: &JobRecord) -> Arc<dyn NamedStore> {
-        let prefix = VersionPlace::prefix_of(&record.id_bytes());
+        self.rows_at(&record.id_bytes())
+    }
+
+    fn rows_at(&self, job: &VersionId) -> Arc<dyn NamedStore> {
+        let prefix = VersionPlace::prefix_of(job);
         Arc::new(BelowNamed::new(self.place.store().clone(), prefix))
     }
 
@@ -434,9 +458,12 @@ impl JobRegistry {
     /// # Errors
     /// The store's.
     pub fn remove_rows(&self, job: &VersionId) -> Result<(), EngineError> {
-        let prefix = VersionPlace::prefix_of(job);
-        let rows = BelowNamed::new(self.place.store().clone(), prefix);
-        for (name, _) in rows.list(url::ROOT).map_err(|why| self.failed(&why))? {
+        self.remove_rows_below(job, url::ROOT)
+    }
+
+    fn remove_rows_below(&self, job: &VersionId, below: &str) -> Result<(), EngineError> {
+        let rows = self.rows_at(job);
+        for (name, _) in rows.list(below).map_err(|why| self.failed(&why))? {
             rows.remove(&name).map_err(|why| self.failed(&why))?;
         }
         Ok(())
@@ -453,16 +480,30 @@ impl JobRegistry {
         options: BucketOptions,
         before_sync: BeforeSync,
     ) -> Result<BucketEngine, EngineError> {
-        let place = (self.rows_of(record), DEADLINE);
-        let id = record.id_bytes();
-        let limits = recover::limits_of(options);
-        let below = |tree: &_| layers_of(&self.place, &id, &record.base, tree);
-        let below: Below<'_> = Some(&below);
-        recover::open_above(place, (id, ROWS_NODE), (options, limits), before_sync, (None, below))
+        self.open_server(record, (ROWS_NODE, None), options, before_sync)
+    }
+}
+
+/// The rows that a job has changed, in order.
+pub struct JobChanges<'a>(Merged<&'a Tree>);
+
+impl JobChanges<'_> {
+    /// The next one; without a value: it is deleted.
+    ///
+    /// # Errors
+    /// The store's, and `Corrupt`.
+    pub fn next_row(&mut self) -> Result<Option<SourceRow>, EngineError> {
+        self.0.next_row()
     }
 }
 
 impl BucketEngine {
+    /// The rows that a job has changed. What is not durable yet is not among them.
+    pub fn changes(&self) -> JobChanges<'_> {
+        let tree: &Tree = &self.shared.tree;
+        JobChanges(Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2])))
+    }
+
     /// Shows the rows that a job has changed, in order; without a value: it has deleted the row.
     /// What is not durable yet is not among them.
     ///
@@ -492,7 +533,7 @@ impl BucketEngine {
         (from, to): (&[u8], &[u8]),
         mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let tree = &self.shared.tree;
+        let tree: &Tree = &self.shared.tree;
         let mut rows = Merged::over_own(&tree, &tree.view(), (from, to));
         while let Some((key, value)) = rows.next_row()? {
             visit(&key, value.as_deref())?;

@@ -145,6 +145,12 @@ impl JobBase {
         layers.next().is_none_or(|first| layers.all(|other| first.is_above(other)))
     }
 
+    /// Whether each version below was made on all that are below it. Else some rows of directories
+    /// may be of ones that no path leads to.
+    pub fn is_chain(&self) -> bool {
+        self.layers.windows(2).all(|pair| pair[0].is_above(&pair[1]))
+    }
+
     /// Fails, with the reason in words, for what cannot be.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.layers.len() > LAYERS_MAX {

@@ -349,7 +349,8 @@ impl Merge {
         let identity = TableIdentity { uuid: [0; 16], node: NODE, id: 0 };
         let store = (place.store().clone(), Arc::default());
         let tree = Tree::new(store, String::new(), identity, CACHE_BYTES);
-        let layers = layers_with(place, (&base.layers, &base.numbers), &Arc::default(), &tree)?;
+        let layers =
+            layers_with(place, (&base.layers, &base.numbers), &Arc::default(), (&tree, None))?;
         let span = |layer: &LayerRecord| {
             let span = base.numbers.iter().find(|span| span.id == layer.id);
             span.map_or((0, 0), |span| (span.first, span.end))

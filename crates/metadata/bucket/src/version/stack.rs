@@ -10,9 +10,10 @@ use super::manifest::{JobBase, LayerRecord};
 use super::{NODE, VersionId, VersionPlace, damaged};
 use crate::table::TableIdentity;
 use crate::tree::Tree;
-use crate::tree::layer::{Aliases, Layer, Mapping, NumberSpan};
+use crate::tree::layer::{Aliases, Layer, Mapping, NumberSpan, OwnsRow};
 
-/// The layers of a version or job of this identity, which share the cache of `tree`.
+/// The layers of a version or job of this identity, which share the cache of `tree`; of their rows
+/// those that `owns` tells, if it is there.
 ///
 /// # Errors
 /// The store's, and `Corrupt`.
@@ -20,7 +21,7 @@ pub fn layers_of(
     place: &VersionPlace,
     id: &VersionId,
     base: &JobBase,
-    tree: &Tree,
+    (tree, owns): (&Tree, Option<&OwnsRow>),
 ) -> Result<Arc<[Arc<Layer>]>, EngineError> {
     // A hollow layer has no rows.
     let has_rows = |layer: &&LayerRecord| !layer.runs.is_empty();
@@ -30,7 +31,7 @@ pub fn layers_of(
         0 => Aliases::default(),
         count => read_aliases(place, id, count)?,
     };
-    layers_with(place, (&layers, &base.numbers), &Arc::new(aliases), tree)
+    layers_with(place, (&layers, &base.numbers), &Arc::new(aliases), (tree, owns))
 }
 
 /// The same with these aliases, and `numbers` as they are read.
@@ -41,7 +42,7 @@ pub fn layers_with(
     place: &VersionPlace,
     (layers, numbers): (&[LayerRecord], &[NumberSpan]),
     aliases: &Arc<Aliases>,
-    tree: &Tree,
+    (tree, owns): (&Tree, Option<&OwnsRow>),
 ) -> Result<Arc<[Arc<Layer>]>, EngineError> {
     let layer = |(index, record): (usize, &LayerRecord)| {
         let bad = |why: &str| damaged(&format!("version {}: its manifest", record.name), why);
@@ -56,7 +57,7 @@ pub fn layers_with(
         let below = tree.sibling(number, place.store().clone(), prefix, identity);
         let runs = below.runs(&record.runs);
         below.change(|view| view.runs = runs);
-        Ok(Arc::new(Layer::new(below, mapping, &record.name)))
+        Ok(Arc::new(Layer::new(below, mapping, &record.name).only(owns.cloned())))
     };
     layers.iter().enumerate().map(layer).collect()
 }

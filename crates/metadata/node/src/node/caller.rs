@@ -11,7 +11,9 @@ use kestrel_types::ids::{InodeId, ObjectId, Position, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_kind;
-use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
+use kestrel_types::placement::{
+    JOB_OBJECT_COUNTERS_MAX, OBJECT_BLOCK, OBJECT_COUNTERS_MAX, job_object_in, object_in,
+};
 use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
@@ -228,9 +230,9 @@ impl Node {
             Op::FeedRead { dir, from, limit } => {
                 Ok(self.read_feed(&request.creds, *dir, *from, *limit, wait)?)
             }
-            // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
-            // there, and the halves that participants have yet to make are on record. So there is
-            // nobody to ask.
+            // Of several nodes in mode `commit` what any of them has acknowledged is durable there,
+            // and the halves that participants have yet to make are on record: there is nobody to
+            // ask. Of others the client asks each.
             Op::Sync => {
                 *wait = self.committed.load(Ordering::Relaxed);
                 Ok(Answer::Done)
@@ -253,10 +255,17 @@ impl Node {
         };
         let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
         let (first, wait) = taken.map_err(engine_error)?;
-        if first >= OBJECT_COUNTERS_MAX {
+        let from = self.core.objects_from;
+        let max = if from == 0 { OBJECT_COUNTERS_MAX } else { JOB_OBJECT_COUNTERS_MAX };
+        if first >= max {
             return Err(FsError::new(libc::ENOSPC, "metadata: no object numbers are left"));
         }
-        Ok((object_in(first, cluster.me), wait))
+        if from == 0 {
+            return Ok((object_in(first, cluster.me), wait));
+        }
+        // Its node may be of mode `fsync`, in which nobody waits.
+        self.engine.upload(wait).map_err(engine_error)?;
+        Ok((job_object_in(from, first, cluster.me), wait))
     }
 
     /// A directory that shall be listed, if the caller has the permissions `check` in it. `wait`

@@ -161,16 +161,29 @@ impl Node {
         stamp: u64,
         (inodes, objects): (InodeId, ObjectId),
     ) -> Vec<Mutation> {
-        let mut rows = Self::counter_rows(stamp, (inodes, objects));
-        rows.extend([
-            counter_row("shares", 1),
+        let root = [
             Mutation {
                 key: Key::new(Table::Entry, 0, b""),
                 value: Some(Entry::Inode(root).encode()),
             },
             Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
-        ]);
-        rows.into_iter().chain(figures.map(|figures| usage_row(&figures))).collect()
+        ];
+        let mut rows = Self::records_at_rest(figures, stamp, (inodes, objects));
+        rows.extend(root);
+        rows
+    }
+
+    /// What a node has on record besides its tree ([`Node::rows_of_tree`]): counters and figures.
+    /// Of one of several nodes both counters are those of which it makes numbers.
+    pub fn records_at_rest(
+        figures: Option<[i64; 3]>,
+        stamp: u64,
+        (inodes, objects): (InodeId, ObjectId),
+    ) -> Vec<Mutation> {
+        let mut rows = Self::counter_rows(stamp, (inodes, objects));
+        rows.push(counter_row("shares", 1));
+        rows.extend(figures.map(|figures| usage_row(&figures)));
+        rows
     }
 
     /// The rows that say which timestamps and numbers were given: `stamp` is the newest timestamp,
@@ -200,6 +213,14 @@ impl Node {
     pub fn rows_at_rest(engine: &dyn Engine) -> FsResult<(u64, InodeId, Option<[i64; 3]>)> {
         let figures = recorded_figures(engine)?;
         Ok((counter(engine, "clock")?, counter(engine, "inodes")?, figures))
+    }
+
+    /// The counter of objects, as it stands in rows of a node that was stopped.
+    ///
+    /// # Errors
+    /// The engine's, and if rows are damaged.
+    pub fn objects_at_rest(engine: &dyn Engine) -> FsResult<u64> {
+        counter(engine, "objects")
     }
 
     /// As [`Node::format`], with those of the rows of the root that are `own`.
