@@ -128,6 +128,17 @@ impl Keyring {
         }
     }
 
+    /// What an access key gives, if nothing has to be opened for that.
+    pub fn account_at_hand(&self, id: &str) -> Option<Arc<Account>> {
+        match &self.source {
+            Source::File(..) => self.account(id).ok(),
+            Source::Tokens(file, _) => {
+                let place = file.lock().keys.get(id)?.account.clone();
+                place.try_lock().and_then(|open| open.clone())
+            }
+        }
+    }
+
     /// What an access key gives. May wait for a server.
     ///
     /// # Errors
