@@ -81,25 +81,21 @@ pub struct Keyring {
     source: Source,
 }
 
-/// The secret of an access key that is a token.
+/// The access key that a token is, and its secret.
 pub fn of_token(token: &Token) -> (String, String) {
     (token.s3_access_key(), token.s3_secret())
 }
 
 impl Keyring {
-    /// The keys in a file, which is made if it is not there; then its key is returned, too.
+    /// The keys in a file ([`make_key_file`]).
     ///
     /// # Errors
     /// In words.
-    pub fn from_file(
-        path: &Path,
-        account: Account,
-    ) -> Result<(Self, Option<(String, String)>), String> {
-        let made = make_file(path)?;
+    pub fn from_file(path: &Path, account: Account) -> Result<Self, String> {
         let mut file = WatchedFile::new(path);
         file.refresh(&parse_keys)?;
         let reading = Arc::new(account.read_only());
-        Ok((Self { source: Source::File(Mutex::new(file), Arc::new(account), reading) }, made))
+        Ok(Self { source: Source::File(Mutex::new(file), Arc::new(account), reading) })
     }
 
     /// The tokens in a file, one a line.
@@ -177,8 +173,20 @@ impl Keyring {
         }
     }
 
+    /// Removes what gateways left behind that were killed ([`Account::remove_leftovers`]), as far as
+    /// it is older than `age`.
+    pub fn remove_leftovers(&self, age: Duration) {
+        for account in self.open_accounts().iter().filter(|account| account.may_write().is_ok()) {
+            match account.remove_leftovers(account.fs.now(), age) {
+                Ok(0) => {}
+                Ok(count) => log::info!("gateway: {count} files of killed gateways removed"),
+                Err(error) => log::warn!("gateway: files of killed gateways stay: {error}"),
+            }
+        }
+    }
+
     /// The accounts that are open.
-    pub fn open_accounts(&self) -> Vec<Arc<Account>> {
+    fn open_accounts(&self) -> Vec<Arc<Account>> {
         match &self.source {
             Source::File(_, account, _) => vec![account.clone()],
             Source::Tokens(file, _) => {
@@ -301,8 +309,12 @@ fn parse_tokens(text: &str) -> Result<FxHashMap<String, TokenKey>, String> {
     Ok(keys)
 }
 
-/// Makes a file with one key unless there is one; then the key is returned.
-fn make_file(path: &Path) -> Result<Option<(String, String)>, String> {
+/// Makes a file with one key, for its owner alone, unless there is one. A key that was made is
+/// returned.
+///
+/// # Errors
+/// In words.
+pub fn make_key_file(path: &Path) -> Result<Option<(String, String)>, String> {
     let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     let mut open = OpenOptions::new();
     let mut file = match open.write(true).create_new(true).mode(0o600).open(path) {
@@ -347,11 +359,11 @@ mod tests {
     fn file_is_made_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
-        let (id, secret) = make_file(&path).unwrap().unwrap();
+        let (id, secret) = make_key_file(&path).unwrap().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(parse_keys(&text).unwrap()[&id].secret.expose(), secret);
-        assert!(make_file(&path).unwrap().is_none());
+        assert!(make_key_file(&path).unwrap().is_none());
     }
 
     /// Tokens give keys that do not tell them.

@@ -11,6 +11,11 @@ use crate::account::{Account, Buckets, DIR_MODE, is_absent};
 use crate::error::{failed, refused};
 use crate::walk::{KeyWalk, Step};
 
+/// Whether a bucket can have this name.
+pub fn is_bucket_name(name: &str) -> bool {
+    AwsNameValidation::new().validate_bucket_name(name)
+}
+
 /// A bucket in a listing.
 #[derive(Debug, Clone)]
 pub struct ListedBucket {
@@ -49,8 +54,7 @@ impl Account {
             from = entries.last().map(|entry| entry.name.clone());
             for entry in entries.iter().filter(|entry| entry.kind == Kind::Dir) {
                 let Ok(name) = std::str::from_utf8(entry.name.as_bytes()) else { continue };
-                if !name.starts_with(prefix) || !AwsNameValidation::new().validate_bucket_name(name)
-                {
+                if !name.starts_with(prefix) || !is_bucket_name(name) {
                     continue;
                 }
                 if buckets.len() == count {
