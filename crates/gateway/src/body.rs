@@ -4,7 +4,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -47,22 +47,33 @@ impl std::error::Error for BodyError {
     }
 }
 
+/// How far the body of a request has come.
+#[derive(Debug, Default)]
+pub struct BodyProgress {
+    /// Bytes that came.
+    pub bytes: AtomicU64,
+    /// All of it has come.
+    pub ended: AtomicBool,
+}
+
 /// The body of a request.
 pub struct RequestBody {
     inner: Incoming,
     cutter: Option<ChunkCutter>,
     idle: Pin<Box<Sleep>>,
-    count: Arc<AtomicU64>,
+    progress: Arc<BodyProgress>,
 }
 
 impl RequestBody {
-    /// A body as it comes; `is_chunked`: as chunks of AWS's clients. Its bytes are added to `count`.
-    pub fn new(inner: Incoming, is_chunked: bool, count: Arc<AtomicU64>) -> Self {
+    /// A body as it comes; `is_chunked`: as chunks of AWS's clients. How far it has come is told in
+    /// `progress`.
+    pub fn new(inner: Incoming, is_chunked: bool, progress: Arc<BodyProgress>) -> Self {
+        progress.ended.store(inner.is_end_stream(), Ordering::Relaxed);
         Self {
             inner,
             cutter: is_chunked.then(ChunkCutter::new),
             idle: Box::pin(tokio::time::sleep(IDLE_MAX)),
-            count,
+            progress,
         }
     }
 }
@@ -88,10 +99,13 @@ impl Body for RequestBody {
                 }
             };
             this.idle.as_mut().reset(Instant::now() + IDLE_MAX);
+            if frame.is_none() || this.inner.is_end_stream() {
+                this.progress.ended.store(true, Ordering::Relaxed);
+            }
             let Some(frame) = frame else { return Poll::Ready(None) };
             let frame = frame.map_err(BodyError::Connection)?;
             let Ok(bytes) = frame.into_data() else { continue };
-            this.count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            this.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             match &mut this.cutter {
                 None => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
                 Some(cutter) => cutter.push(bytes).map_err(BodyError::Chunks)?,

@@ -38,6 +38,15 @@ pub fn is_directory() -> S3Error {
     )
 }
 
+/// A directory is an object without bytes.
+pub fn directory_with_bytes() -> S3Error {
+    own(
+        "DirectoryObjectContainsData",
+        http::StatusCode::BAD_REQUEST,
+        "a key that ends with a slash is a directory, which has no bytes",
+    )
+}
+
 /// What the file system says, for a client of S3. What has no counterpart is an internal error and
 /// goes to the log.
 pub fn failed(error: FsError) -> S3Error {

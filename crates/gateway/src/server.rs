@@ -19,7 +19,9 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, SERVER, USER_AGENT};
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderValue, SERVER, USER_AGENT,
+};
 use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
@@ -37,7 +39,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::access_keys::{Keyring, KeyringAuth};
 use crate::access_log::{AccessEntry, AccessLog};
-use crate::body::RequestBody;
+use crate::body::{BodyProgress, RequestBody};
 use crate::error::refused;
 use crate::metrics::GatewayMetrics;
 use crate::service::{CountedAccess, GatewayService};
@@ -305,7 +307,7 @@ struct Pending {
     uri: Uri,
     key: Option<String>,
     agent: Option<String>,
-    received: Arc<AtomicU64>,
+    progress: Arc<BodyProgress>,
     begun: Instant,
 }
 
@@ -322,11 +324,12 @@ async fn answer(
         uri: request.uri().clone(),
         key: claimed_key(&request),
         agent: agent.map(String::from),
-        received: Arc::default(),
+        progress: Arc::default(),
         begun: Instant::now(),
     };
     shared.metrics.requests.fetch_add(1, Ordering::Relaxed);
     let in_flight = InFlight(shared.metrics.clone());
+    let is_expecting = request.headers().contains_key(EXPECT);
     let response = match refusal(&request) {
         Some(error) => error.to_http_response(),
         None => {
@@ -334,9 +337,9 @@ async fn answer(
                 .headers()
                 .get("x-amz-content-sha256")
                 .is_some_and(|value| value.as_bytes().starts_with(b"STREAMING-"));
-            let received = pending.received.clone();
+            let progress = pending.progress.clone();
             let request = request
-                .map(|body| Body::http_body(RequestBody::new(body, is_chunked, received)));
+                .map(|body| Body::http_body(RequestBody::new(body, is_chunked, progress)));
             Ok(shared.service.call(request).await.unwrap_or_else(|why| {
                 let why = s3s::StdError::from(why);
                 log::warn!("gateway: request {}: {why}", pending.id);
@@ -355,6 +358,21 @@ async fn answer(
     response.headers_mut().insert(SERVER, HeaderValue::from_static("KestrelFS"));
     if let Ok(id) = HeaderValue::from_str(&pending.id) {
         response.headers_mut().insert("x-amz-request-id", id);
+    }
+    // A client that waits for leave to send its body, and is answered instead, may send it or not;
+    // botocore is confused by that until the connection is closed.
+    let progress = &pending.progress;
+    let is_whole = progress.ended.load(Ordering::Relaxed);
+    let is_begun = progress.bytes.load(Ordering::Relaxed) > 0;
+    if !is_whole || (is_expecting && !is_begun) {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    // The protocol library takes no status for this answer.
+    if pending.method == Method::HEAD
+        && response.status() == StatusCode::OK
+        && response.headers().contains_key(CONTENT_RANGE)
+    {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     tell(shared, from, &pending, &response);
     response.map(|inner| AnswerBody { inner, in_flight })
@@ -404,7 +422,7 @@ fn without_signature(query: &str) -> String {
 fn tell(shared: &Shared, from: SocketAddr, pending: &Pending, response: &Response<Body>) {
     let after = pending.begun.elapsed();
     let status = response.status().as_u16();
-    let received = pending.received.load(Ordering::Relaxed);
+    let received = pending.progress.bytes.load(Ordering::Relaxed);
     shared.metrics.answered(&pending.method, status, after);
     shared.metrics.received_bytes.fetch_add(received, Ordering::Relaxed);
     if let Some(access_log) = &shared.access_log {

@@ -66,8 +66,21 @@ pub struct Part {
     pub size: u64,
     /// Its ETag.
     pub etag: String,
+    /// Its checksums by algorithm, in base64.
+    pub checksums: BTreeMap<String, String>,
     /// When it came, nanoseconds since 1970.
     pub mtime: Nanos,
+}
+
+/// A part that an object is to have.
+#[derive(Debug, Clone)]
+pub struct WantedPart {
+    /// Its number.
+    pub number: i32,
+    /// Its ETag.
+    pub etag: String,
+    /// Checksums that it must have, by algorithm, in base64.
+    pub checksums: BTreeMap<String, String>,
 }
 
 /// An upload in a listing, by key and number.
@@ -165,11 +178,13 @@ impl Account {
         (to, id): (&Target, &str),
         number: i32,
         writer: ObjectWriter,
-        etag: String,
+        (etag, checksums): (String, BTreeMap<String, String>),
     ) -> S3Result<()> {
         let upload = self.upload(to, id)?;
         let place = PathRef::new(upload.dir, part_name(number).map_err(failed)?);
-        writer.commit_own(place, etag, ObjectInfo::default())
+        let mut info = ObjectInfo::default();
+        info.attributes.checksums = checksums;
+        writer.commit_own(place, etag, info)
     }
 
     /// The parts of an upload by number, those after `after`, at most so many, and whether more
@@ -211,11 +226,13 @@ impl Account {
                     Err(error) => return Err(error),
                 };
                 let attributes = optional(value)?.map(|value| ObjectAttributes::decode(&value));
-                let etag = attributes.unwrap_or_default().etag_of(&inode);
+                let attributes = attributes.unwrap_or_default();
+                let etag = attributes.etag_of(&inode);
                 if parts.len() == count {
                     return Ok((parts, true));
                 }
-                parts.push(Part { number, size: inode.size, etag, mtime: inode.mtime });
+                let (size, mtime, checksums) = (inode.size, inode.mtime, attributes.checksums);
+                parts.push(Part { number, size, etag, checksums, mtime });
             }
             if end || from.is_none() {
                 return Ok((parts, false));
@@ -233,14 +250,14 @@ impl Account {
     pub fn complete_upload(
         self: &Arc<Self>,
         (to, id): (&Target, &str),
-        wanted: &[(i32, String)],
+        wanted: &[WantedPart],
         demands: &Conditions,
     ) -> S3Result<String> {
         self.may_write()?;
         if wanted.is_empty() {
             return Err(refused(S3ErrorCode::MalformedXML, "an object has at least one part"));
         }
-        let etag = etag_of_parts(wanted.iter().map(|(_, etag)| etag.as_str()));
+        let etag = etag_of_parts(wanted.iter().map(|part| part.etag.as_str()));
         let upload = match self.upload(to, id) {
             Err(error) if error.code() == &S3ErrorCode::NoSuchUpload => {
                 let bucket = self.bucket(&to.bucket)?;
@@ -267,17 +284,21 @@ impl Account {
     }
 
     /// The parts that are to be joined.
-    fn check_parts(&self, upload: &Upload, wanted: &[(i32, String)]) -> S3Result<Vec<Part>> {
-        if !wanted.is_sorted_by(|one, two| one.0 < two.0) {
+    fn check_parts(&self, upload: &Upload, wanted: &[WantedPart]) -> S3Result<Vec<Part>> {
+        if !wanted.is_sorted_by(|one, two| one.number < two.number) {
             return Err(refused(S3ErrorCode::InvalidPartOrder, "parts go by ascending number"));
         }
         let (there, _) = self.parts(upload, 0, PART_NUMBER_MAX as usize + 1)?;
         let mut there: BTreeMap<i32, Part> =
             there.into_iter().map(|part| (part.number, part)).collect();
         let mut parts = Vec::with_capacity(wanted.len());
-        for (number, etag) in wanted {
-            let part = there.remove(number).filter(|part| part.etag == *etag).ok_or_else(|| {
-                let why = format!("part {number} is not there, or has another ETag");
+        for WantedPart { number, etag, checksums } in wanted {
+            let is_it = |part: &Part| {
+                let has = |(name, value): (&String, &String)| part.checksums.get(name) == Some(value);
+                part.etag == *etag && checksums.iter().all(has)
+            };
+            let part = there.remove(number).filter(is_it).ok_or_else(|| {
+                let why = format!("part {number} is not there, or has another ETag or checksum");
                 refused(S3ErrorCode::InvalidPart, why)
             })?;
             parts.push(part);

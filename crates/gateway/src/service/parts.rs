@@ -8,7 +8,7 @@ use super::write::copy_source;
 use super::{GatewayService, blocking, etag, no_extras, object_info, target, timestamp};
 use crate::conditions::Conditions;
 use crate::error::refused;
-use crate::uploads::PART_NUMBER_MAX;
+use crate::uploads::{PART_NUMBER_MAX, WantedPart};
 use crate::writer::ObjectWriter;
 
 /// Most parts, and uploads, of a page: S3's limit.
@@ -67,7 +67,8 @@ pub async fn upload_part(
     let received = receive(&account, &to, input.body, expected).await?;
     let (sums, md5) = (received.checksums.clone(), received.md5.clone());
     blocking(move || {
-        account.commit_part((&to, &id), number, received.writer, received.md5.clone())
+        let told = (received.md5, received.checksums);
+        account.commit_part((&to, &id), number, received.writer, told)
     })
     .await?;
     let get = |name: &str| sums.get(name).cloned();
@@ -132,7 +133,7 @@ pub async fn upload_part_copy(
             false => crate::account::random_word().map_err(crate::error::failed)?,
         };
         let now = account.fs.now();
-        account.commit_part((&to, &id), number, writer, name.clone())?;
+        account.commit_part((&to, &id), number, writer, (name.clone(), Default::default()))?;
         Ok(CopyPartResult {
             e_tag: etag(name),
             last_modified: Some(timestamp(now)),
@@ -158,7 +159,32 @@ pub async fn complete_multipart_upload(
         if_none_match: input.if_none_match,
         ..Conditions::default()
     };
-    let part = |part: CompletedPart| Some((part.part_number?, part.e_tag?.into_value()));
+    let of_whole = [
+        input.checksum_crc32,
+        input.checksum_crc32c,
+        input.checksum_crc64nvme,
+        input.checksum_sha1,
+        input.checksum_sha256,
+    ];
+    if of_whole.iter().any(Option::is_some) {
+        let why = "a checksum of all parts together is not checked here; leave it out";
+        return Err(refused(S3ErrorCode::NotImplemented, why));
+    }
+    let part = |part: CompletedPart| {
+        let checksums = [
+            ("crc32", part.checksum_crc32),
+            ("crc32c", part.checksum_crc32c),
+            ("crc64nvme", part.checksum_crc64nvme),
+            ("sha1", part.checksum_sha1),
+            ("sha256", part.checksum_sha256),
+        ];
+        let given = checksums.into_iter();
+        Some(WantedPart {
+            number: part.part_number?,
+            etag: part.e_tag?.into_value(),
+            checksums: given.filter_map(|(name, sum)| Some((name.into(), sum?))).collect(),
+        })
+    };
     let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
     let wanted: Option<Vec<_>> = wanted.into_iter().map(part).collect();
     let wanted = wanted.ok_or_else(|| {
@@ -204,11 +230,15 @@ pub async fn list_parts(
     .await?;
     let next = parts.last().filter(|_| more).map(|part| part.number);
     let part = |part: crate::uploads::Part| Part {
+        checksum_crc32: part.checksums.get("crc32").cloned(),
+        checksum_crc32c: part.checksums.get("crc32c").cloned(),
+        checksum_crc64nvme: part.checksums.get("crc64nvme").cloned(),
+        checksum_sha1: part.checksums.get("sha1").cloned(),
+        checksum_sha256: part.checksums.get("sha256").cloned(),
         e_tag: etag(part.etag),
         last_modified: Some(timestamp(part.mtime)),
         part_number: Some(part.number),
         size: i64::try_from(part.size).ok(),
-        ..Part::default()
     };
     Ok(S3Response::new(ListPartsOutput {
         bucket: Some(input.bucket),

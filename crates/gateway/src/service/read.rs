@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use kestrel_client::Fs;
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::inode::Kind;
 use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 use tokio::sync::oneshot;
@@ -22,6 +23,14 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// The type of objects that were put without one.
 const TYPE_DEFAULT: &str = "binary/octet-stream";
 
+/// The type of directories that are objects.
+const TYPE_OF_DIRECTORIES: &str = "application/x-directory";
+
+fn type_default(object: &Object) -> Option<String> {
+    let is_dir = object.inode.kind == Kind::Dir;
+    Some(if is_dir { TYPE_OF_DIRECTORIES } else { TYPE_DEFAULT }.into())
+}
+
 /// What is wanted of an object.
 struct Wanted {
     demands: Conditions,
@@ -35,6 +44,12 @@ struct Window {
     to: u64,
     /// The header that says so, of a part.
     header: Option<String>,
+}
+
+impl Window {
+    fn is_whole(&self, object: &Object) -> bool {
+        self.from == 0 && self.to == object.size()
+    }
 }
 
 impl Wanted {
@@ -105,7 +120,7 @@ fn status(window: &Window) -> Option<http::StatusCode> {
 /// Checksums are told to those that ask, of the whole object.
 fn checksums(object: &Object, mode: Option<&ChecksumMode>, window: &Window) -> Checksum {
     let is_wanted = mode.is_some_and(|mode| mode.as_str() == "ENABLED")
-        && window.header.is_none()
+        && window.is_whole(object)
         && object.attributes.is_of(&object.inode);
     let get = |name: &str| object.attributes.checksums.get(name).cloned().filter(|_| is_wanted);
     let any = is_wanted && !object.attributes.checksums.is_empty();
@@ -169,7 +184,7 @@ pub async fn get_object(
         content_range: window.header.clone(),
         content_type: headers
             .take("content-type", input.response_content_type)
-            .or_else(|| Some(TYPE_DEFAULT.into())),
+            .or_else(|| type_default(&object)),
         e_tag: etag(object.etag.clone()),
         expires: headers.expires(input.response_expires),
         last_modified: Some(timestamp(object.inode.mtime)),
@@ -235,10 +250,11 @@ pub async fn head_object(
         range: input.range,
         part: input.part_number,
     };
-    let (object, window) = blocking(move || {
+    let (object, window, tags) = blocking(move || {
         let object = account.object(&of.bucket, &of.key)?;
         let window = wanted.check(&object)?;
-        Ok((object, window))
+        let tags = account.tags_of(&object.inode).map_err(crate::error::failed)?;
+        Ok((object, window, tags.len()))
     })
     .await?;
     let sums = checksums(&object, input.checksum_mode.as_ref(), &window);
@@ -260,7 +276,7 @@ pub async fn head_object(
         content_range: window.header.clone(),
         content_type: headers
             .take("content-type", input.response_content_type)
-            .or_else(|| Some(TYPE_DEFAULT.into())),
+            .or_else(|| type_default(&object)),
         e_tag: etag(object.etag.clone()),
         expires: headers.expires(input.response_expires),
         last_modified: Some(timestamp(object.inode.mtime)),
@@ -268,7 +284,10 @@ pub async fn head_object(
         ..HeadObjectOutput::default()
     };
     let mut response = S3Response::new(output);
-    response.status = status(&window);
+    if tags > 0 {
+        // The protocol library has no field for it here.
+        response.headers.insert("x-amz-tagging-count", http::HeaderValue::from(tags));
+    }
     Ok(response)
 }
 
@@ -284,7 +303,7 @@ pub async fn get_object_attributes(
     let of = target(input.bucket, &input.key)?;
     let object = blocking(move || account.object(&of.bucket, &of.key)).await?;
     let wants = |name: &str| input.object_attributes.iter().any(|wanted| wanted.as_str() == name);
-    let whole = Window { from: 0, to: 0, header: None };
+    let whole = Window { from: 0, to: object.size(), header: None };
     let mode = ChecksumMode::from_static(ChecksumMode::ENABLED);
     let checksum = wants("Checksum").then(|| checksums(&object, Some(&mode), &whole));
     Ok(S3Response::new(GetObjectAttributesOutput {

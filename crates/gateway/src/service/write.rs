@@ -70,8 +70,7 @@ fn commit(
         return writer.commit(to, md5, info, demands);
     }
     if writer.size() > 0 {
-        let why = "a key that ends with a slash is a directory, which has no bytes";
-        return Err(refused(S3ErrorCode::InvalidRequest, why));
+        return Err(crate::error::directory_with_bytes());
     }
     account.put_directory(to, md5, info, demands)
 }
@@ -143,17 +142,20 @@ pub async fn copy_object(
         if let Some(file) = &file {
             writer.append(file, 0, object.size())?;
         }
-        let now = account.fs.now();
+        let (now, sums) = (account.fs.now(), info.attributes.checksums.clone());
         let any = Conditions::default();
         match to.key.is_directory() {
-            true if writer.size() > 0 => {
-                let why = "a key that ends with a slash is a directory, which has no bytes";
-                return Err(refused(S3ErrorCode::InvalidRequest, why));
-            }
+            true if writer.size() > 0 => return Err(crate::error::directory_with_bytes()),
             true => account.put_directory(&to, object.etag.clone(), info, &any)?,
             false => writer.commit(&to, object.etag.clone(), info, &any)?,
         }
+        let get = |name: &str| sums.get(name).cloned();
         Ok(CopyObjectResult {
+            checksum_crc32: get("crc32"),
+            checksum_crc32c: get("crc32c"),
+            checksum_crc64nvme: get("crc64nvme"),
+            checksum_sha1: get("sha1"),
+            checksum_sha256: get("sha256"),
             e_tag: etag(object.etag),
             last_modified: Some(timestamp(now)),
             ..CopyObjectResult::default()
