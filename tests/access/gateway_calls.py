@@ -28,7 +28,10 @@ def plain(value):
         return {name: plain(part) for name, part in value.items()
                 if name not in DROPPED and part not in ("", None, [], {})}
     if isinstance(value, list):
-        return [plain(part) for part in value]
+        parts = [plain(part) for part in value]
+        # Of tags the order says nothing.
+        is_tags = parts and all(isinstance(part, dict) and "Value" in part for part in parts)
+        return sorted(parts, key=lambda part: part["Key"]) if is_tags else parts
     return value if isinstance(value, (int, str, bool, float)) else str(value)
 
 

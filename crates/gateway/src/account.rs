@@ -7,7 +7,7 @@ use kestrel_client::fs::{Caller, Done, plain, unanswered, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, PathRef};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, XattrFlags};
 use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -36,6 +36,15 @@ pub enum Buckets {
     Directories,
     /// The whole volume is the one of this name.
     Whole(String),
+}
+
+/// What a look-up found.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// What it is.
+    pub inode: Inode,
+    /// Where, by which the metadata finds it again: of a file its number alone is not enough.
+    pub at: InodeRef,
 }
 
 /// What an access key gives.
@@ -108,9 +117,13 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn look_up(&self, place: PathRef) -> FsResult<Option<Inode>> {
+    pub fn look_up(&self, place: PathRef) -> FsResult<Option<Found>> {
+        let name = place.name.clone();
         match self.ask(Op::Lookup(place)) {
-            Ok(Answer::Entry { inode, .. }) => Ok(Some(*inode)),
+            Ok(Answer::Entry { inode, parent }) => {
+                let at = InodeRef { ino: inode.ino, seen: Some((parent, name)) };
+                Ok(Some(Found { inode: *inode, at }))
+            }
             Ok(other) => Err(kestrel_client::fs::unexpected(&other)),
             Err(error) if is_absent(&error) => Ok(None),
             Err(error) => Err(error),
@@ -128,8 +141,8 @@ impl Account {
             Buckets::Directories => {
                 let place = PathRef::new(ROOT, Name::new(name.as_bytes()).map_err(failed)?);
                 let found = self.look_up(place).map_err(failed)?;
-                let found = found.filter(|inode| inode.kind == Kind::Dir);
-                found.map(|inode| inode.ino).ok_or_else(absent)
+                let found = found.filter(|found| found.inode.kind == Kind::Dir);
+                found.map(|found| found.inode.ino).ok_or_else(absent)
             }
         }
     }
@@ -138,15 +151,27 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn xattr(&self, inode: &Inode, name: &[u8]) -> FsResult<Option<Box<[u8]>>> {
+    pub fn xattr(&self, of: &Found, name: &[u8]) -> FsResult<Option<Box<[u8]>>> {
+        if !of.inode.xattrs {
+            return Ok(None);
+        }
+        optional(self.ask(Op::GetXattr(of.at.clone(), name.into())))
+    }
+
+    /// Value of an extended attribute of a file that is open here; none if there is none.
+    ///
+    /// # Errors
+    /// The metadata's.
+    pub fn xattr_of_open(&self, inode: &Inode, name: &[u8]) -> FsResult<Option<Box<[u8]>>> {
         if !inode.xattrs {
             return Ok(None);
         }
-        let op = Op::GetXattr(kestrel_types::name::InodeRef::by_id(inode.ino), name.into());
-        optional(self.ask(op))
+        let (ino, name) = (inode.ino, name.into());
+        let value = self.call(|fs, done| fs.getxattr(self.caller, ino, name, done));
+        optional(value.map(Answer::Bytes))
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute of a directory, or of a file that is open here.
     ///
     /// # Errors
     /// The metadata's.
@@ -161,8 +186,8 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn is_marked(&self, inode: &Inode) -> FsResult<bool> {
-        Ok(self.xattr(inode, OBJECT_XATTR)?.is_some())
+    pub fn is_marked(&self, dir: &Found) -> FsResult<bool> {
+        Ok(self.xattr(dir, OBJECT_XATTR)?.is_some())
     }
 
     /// Makes the directories that a key lies in, as far as they are not there.
@@ -185,7 +210,7 @@ impl Account {
             Ok(Answer::Entry { inode, .. }) => Ok(inode.ino),
             Ok(other) => Err(kestrel_client::fs::unexpected(&other)),
             Err(error) if error.errno == libc::EEXIST => match self.look_up(place)? {
-                Some(inode) if inode.kind == Kind::Dir => Ok(inode.ino),
+                Some(found) if found.inode.kind == Kind::Dir => Ok(found.inode.ino),
                 Some(_) => Err(FsError::new(libc::ENOTDIR, "a name of the path is an object")),
                 None => Err(FsError::new(libc::ENOENT, "it was removed meanwhile")),
             },
@@ -199,8 +224,8 @@ impl Account {
     /// The metadata's.
     pub fn own_dir(&self, path: &[&str]) -> FsResult<InodeId> {
         let whole = format!("{OWN_DIR}/{}", path.join("/"));
-        if let Some(inode) = self.look_up(PathRef::from_path(ROOT, whole.as_bytes())?)? {
-            return Ok(inode.ino);
+        if let Some(found) = self.look_up(PathRef::from_path(ROOT, whole.as_bytes())?)? {
+            return Ok(found.inode.ino);
         }
         let mut dir = self.make_dir(PathRef::from_path(ROOT, OWN_DIR.as_bytes())?, OWN_DIR_MODE)?;
         for name in path {

@@ -61,8 +61,9 @@ impl Account {
                     return Ok((buckets, true));
                 }
                 let place = PathRef::new(ROOT, entry.name.clone());
-                if let Some(inode) = self.look_up(place).map_err(failed)? {
-                    buckets.push(ListedBucket { name: name.into(), created: inode.btime });
+                if let Some(found) = self.look_up(place).map_err(failed)? {
+                    let created = found.inode.btime;
+                    buckets.push(ListedBucket { name: name.into(), created });
                 }
             }
             if end || from.is_none() {

@@ -2,7 +2,7 @@
 
 use kestrel_types::error::FsResult;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::InodeRef;
+use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Op};
 use s3s::S3Result;
 
@@ -173,25 +173,28 @@ impl Account {
 
     /// The attributes of objects. What was removed meanwhile is left out.
     fn describe(&self, keys: Vec<(String, Listed)>) -> FsResult<Vec<ListedObject>> {
-        let ask = |(key, listed): &(String, Listed)| {
+        let at = |(key, listed): &(String, Listed)| {
             let name = key.rsplit('/').next().unwrap_or_default();
-            let seen = kestrel_types::name::Name::new(name.as_bytes()).ok();
-            Op::GetAttr(InodeRef { ino: listed.ino, seen: seen.map(|name| (listed.dir, name)) })
+            let seen = Name::new(name.as_bytes()).ok();
+            InodeRef { ino: listed.ino, seen: seen.map(|name| (listed.dir, name)) }
         };
-        let answers = self.ask_many(keys.iter().map(ask).collect());
+        let places: Vec<InodeRef> = keys.iter().map(at).collect();
+        let answers = self.ask_many(places.iter().cloned().map(Op::GetAttr).collect());
         let mut found: Vec<(String, Inode)> = Vec::with_capacity(keys.len());
-        for ((key, _), answer) in keys.into_iter().zip(answers) {
+        let mut with_xattrs = Vec::new();
+        for (((key, _), at), answer) in keys.into_iter().zip(places).zip(answers) {
             match answer.and_then(kestrel_client::fs::into_inode) {
-                Ok(inode) => found.push((key, inode)),
+                Ok(inode) => {
+                    if inode.xattrs {
+                        with_xattrs.push(Op::GetXattr(at, OBJECT_XATTR.into()));
+                    }
+                    found.push((key, inode));
+                }
                 Err(error) if is_absent(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        let with = |(_, inode): &&(String, Inode)| inode.xattrs;
-        let ops = found.iter().filter(with).map(|(_, inode)| {
-            Op::GetXattr(InodeRef::by_id(inode.ino), OBJECT_XATTR.into())
-        });
-        let mut values = self.ask_many(ops.collect()).into_iter();
+        let mut values = self.ask_many(with_xattrs).into_iter();
         let mut objects = Vec::with_capacity(found.len());
         for (key, inode) in found {
             let value = match inode.xattrs {

@@ -7,11 +7,11 @@ use kestrel_client::fs::{FileHandle, OpenedEntry};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::PathRef;
-use kestrel_types::request::{Op, OpenFlags};
+use kestrel_types::name::{InodeRef, PathRef};
+use kestrel_types::request::{Op, OpenFlags, XattrFlags};
 use s3s::{S3ErrorCode, S3Result};
 
-use crate::account::{Account, is_absent};
+use crate::account::{Account, Found, is_absent};
 use crate::attributes::{OBJECT_XATTR, ObjectAttributes, TAGS_XATTR, Tags, decode_tags, encode_tags};
 use crate::conditions::Conditions;
 use crate::error::{failed, refused};
@@ -26,12 +26,15 @@ pub struct Object {
     pub attributes: ObjectAttributes,
     /// Its ETag.
     pub etag: String,
+    /// Where it was found; none of one that is open.
+    at: Option<InodeRef>,
 }
 
 impl Object {
-    fn new(inode: Inode, attributes: ObjectAttributes) -> Self {
+    fn new(inode: Inode, value: Option<Box<[u8]>>, at: Option<InodeRef>) -> Self {
+        let attributes = value.map(|bytes| ObjectAttributes::decode(&bytes)).unwrap_or_default();
         let etag = attributes.etag_of(&inode);
-        Self { inode, attributes, etag }
+        Self { inode, attributes, etag, at }
     }
 
     /// Bytes; a directory has none.
@@ -78,17 +81,16 @@ impl Account {
     /// # Errors
     /// The metadata's.
     pub fn find(&self, bucket: InodeId, key: &ObjectKey) -> FsResult<Option<Object>> {
-        let Some(inode) = self.look_up(key.place(bucket)?)? else { return Ok(None) };
+        let Some(found) = self.look_up(key.place(bucket)?)? else { return Ok(None) };
         let wanted = if key.is_directory() { Kind::Dir } else { Kind::File };
-        if inode.kind != wanted {
+        if found.inode.kind != wanted {
             return Ok(None);
         }
-        let attributes = self.xattr(&inode, OBJECT_XATTR)?;
-        if attributes.is_none() && key.is_directory() {
+        let value = self.xattr(&found, OBJECT_XATTR)?;
+        if value.is_none() && key.is_directory() {
             return Ok(None);
         }
-        let attributes = attributes.map(|bytes| ObjectAttributes::decode(&bytes));
-        Ok(Some(Object::new(inode, attributes.unwrap_or_default())))
+        Ok(Some(Object::new(found.inode, value, Some(found.at))))
     }
 
     /// The object of a key.
@@ -123,9 +125,8 @@ impl Account {
         if opened.inode.kind != Kind::File {
             return Err(no_object());
         }
-        let attributes = self.xattr(&opened.inode, OBJECT_XATTR).map_err(failed)?;
-        let attributes = attributes.map(|bytes| ObjectAttributes::decode(&bytes));
-        Ok((Object::new(opened.inode, attributes.unwrap_or_default()), Some(file)))
+        let value = self.xattr_of_open(&opened.inode, OBJECT_XATTR).map_err(failed)?;
+        Ok((Object::new(opened.inode, value, None), Some(file)))
     }
 
     /// The tags of an object.
@@ -134,15 +135,21 @@ impl Account {
     /// As [`Account::object`].
     pub fn tags(&self, bucket: &str, key: &ObjectKey) -> S3Result<Tags> {
         let object = self.object(bucket, key)?;
-        self.tags_of(&object.inode).map_err(failed)
+        self.tags_of(&object).map_err(failed)
     }
 
-    /// The tags of a file.
+    /// The tags of an object that was found.
     ///
     /// # Errors
     /// The metadata's.
-    pub fn tags_of(&self, inode: &Inode) -> FsResult<Tags> {
-        let bytes = self.xattr(inode, TAGS_XATTR)?;
+    pub fn tags_of(&self, object: &Object) -> FsResult<Tags> {
+        let bytes = match &object.at {
+            Some(at) => {
+                let (inode, at) = (object.inode.clone(), at.clone());
+                self.xattr(&Found { inode, at }, TAGS_XATTR)?
+            }
+            None => self.xattr_of_open(&object.inode, TAGS_XATTR)?,
+        };
         Ok(bytes.map(|bytes| decode_tags(&bytes)).unwrap_or_default())
     }
 
@@ -153,12 +160,15 @@ impl Account {
     pub fn set_tags(&self, bucket: &str, key: &ObjectKey, tags: &Tags) -> S3Result<()> {
         self.may_write()?;
         let object = self.object(bucket, key)?;
-        let ino = object.inode.ino;
-        if !tags.is_empty() {
-            return self.set_xattr(ino, TAGS_XATTR, encode_tags(tags)).map_err(failed);
-        }
-        let name = TAGS_XATTR.into();
-        match self.call(|fs, done| fs.removexattr(self.caller, ino, name, done)) {
+        let at = object.at.ok_or_else(no_object)?;
+        let op = match tags.is_empty() {
+            true => Op::RemoveXattr(at, TAGS_XATTR.into()),
+            false => {
+                let value = encode_tags(tags);
+                Op::SetXattr(at, TAGS_XATTR.into(), value, XattrFlags::default())
+            }
+        };
+        match self.ask(op).and_then(|_| self.call(|fs, done| fs.sync(done))) {
             Err(error) if error.errno != libc::ENODATA => Err(failed(error)),
             _ => Ok(()),
         }
@@ -208,7 +218,7 @@ impl Account {
             if self.is_marked(&dir)? {
                 return Ok(());
             }
-            match self.ask(Op::RmDir(place, Some(dir.ino))) {
+            match self.ask(Op::RmDir(place, Some(dir.inode.ino))) {
                 Ok(_) => {}
                 Err(error) if is_absent(&error) => {}
                 // Another object is in it, or it is another user's: it stays.

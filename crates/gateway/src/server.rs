@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderValue, SERVER, USER_AGENT,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderValue, SERVER, USER_AGENT,
 };
 use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
@@ -396,6 +396,12 @@ fn refusal(request: &Request<Incoming>) -> Option<S3Error> {
         let why = "forms of browsers are not taken; use a signed PUT";
         return Some(refused(S3ErrorCode::NotImplemented, why));
     }
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let length: Option<usize> = length.and_then(|length| length.parse().ok());
+    if request.method() == Method::POST && length.is_some_and(|length| length > XML_BYTES_MAX) {
+        let why = "a request of this kind has a body of at most 4 MiB";
+        return Some(refused(S3ErrorCode::EntityTooLarge, why));
+    }
     None
 }
 
@@ -426,7 +432,7 @@ fn tell(shared: &Shared, from: SocketAddr, pending: &Pending, response: &Respons
     shared.metrics.answered(&pending.method, status, after);
     shared.metrics.received_bytes.fetch_add(received, Ordering::Relaxed);
     if let Some(access_log) = &shared.access_log {
-        let length = response.headers().get(http::header::CONTENT_LENGTH);
+        let length = response.headers().get(CONTENT_LENGTH);
         let length = length.and_then(|value| value.to_str().ok()?.parse().ok());
         let entry = AccessEntry {
             id: &pending.id,

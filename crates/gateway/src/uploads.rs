@@ -164,7 +164,7 @@ impl Account {
         let value = self.xattr(&dir, UPLOAD_XATTR).map_err(failed)?.ok_or_else(no_upload)?;
         let record: UploadRecord = serde_json::from_slice(&value).map_err(|_| no_upload())?;
         match record.key == to.key.as_str() {
-            true => Ok(Upload { dir: dir.ino, record }),
+            true => Ok(Upload { dir: dir.inode.ino, record }),
             false => Err(no_upload()),
         }
     }
@@ -335,8 +335,8 @@ impl Account {
     fn remove_upload(&self, to: &Target, id: &str) -> S3Result<()> {
         let place = self.upload_place(&to.bucket, id)?;
         let Some(dir) = self.look_up(place.clone()).map_err(failed)? else { return Ok(()) };
-        self.remove_files(dir.ino)
-            .and_then(|()| match self.ask(Op::RmDir(place, Some(dir.ino))) {
+        self.remove_files(dir.inode.ino)
+            .and_then(|()| match self.ask(Op::RmDir(place, Some(dir.inode.ino))) {
                 // A part that came meanwhile: the next request that ends the upload takes it.
                 Err(error) if error.errno == libc::ENOTEMPTY || is_absent(&error) => Ok(()),
                 removed => removed.map(drop),
@@ -390,7 +390,7 @@ impl Account {
         let mut first = std::collections::BTreeSet::new();
         let mut from = None;
         loop {
-            let (entries, end) = self.names(dir.ino, from).map_err(failed)?;
+            let (entries, end) = self.names(dir.inode.ino, from).map_err(failed)?;
             from = entries.last().map(|entry| entry.name.clone());
             let ask = |entry: &kestrel_types::request::DirEntry| {
                 Op::GetXattr(InodeRef::by_id(entry.ino), UPLOAD_XATTR.into())

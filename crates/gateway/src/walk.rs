@@ -151,7 +151,8 @@ impl<'a> KeyWalk<'a> {
             return Ok(None);
         }
         let found = self.account.look_up(PathRef::from_path(bucket, names)?)?;
-        Ok(found.filter(|inode| inode.kind == Kind::Dir).map(|inode| inode.ino))
+        let found = found.filter(|found| found.inode.kind == Kind::Dir);
+        Ok(found.map(|found| found.inode.ino))
     }
 
     /// If a directory is an object, it is the next one.
@@ -237,7 +238,8 @@ impl<'a> KeyWalk<'a> {
         }
         let Ok(name) = Name::new(name) else { return Ok(None) };
         let found = self.account.look_up(PathRef::new(frame.dir, name))?;
-        Ok(found.filter(|inode| inode.kind == Kind::Dir).map(|inode| inode.ino))
+        let found = found.filter(|found| found.inode.kind == Kind::Dir);
+        Ok(found.map(|found| found.inode.ino))
     }
 
     fn hold(&self, frame: &mut Frame, name: &[u8]) -> FsResult<()> {

@@ -78,8 +78,8 @@ impl ObjectWriter {
         for path in key.parents().rev() {
             let place = PathRef::from_path(bucket, path.as_bytes()).map_err(failed)?;
             match account.look_up(place).map_err(failed)? {
-                Some(inode) if inode.kind == Kind::Dir => {
-                    dir = inode.ino;
+                Some(found) if found.inode.kind == Kind::Dir => {
+                    dir = found.inode.ino;
                     break;
                 }
                 Some(_) => return Err(crate::error::parent_is_object()),
@@ -284,10 +284,8 @@ impl Account {
         demands.check_write(present.as_ref().map(|object| &*object.etag))?;
         self.make_parents(bucket, &to.key).map_err(failed)?;
         let place = to.key.place(bucket).map_err(failed)?;
-        let ino = self.make_dir(place.clone(), DIR_MODE).map_err(failed)?;
-        let inode = self.look_up(place).map_err(failed)?;
-        let (size, mtime) = inode.map_or((0, 0), |inode| (inode.size, inode.mtime));
-        info.attributes.etag = Some(EtagRecord { value: etag, size, mtime });
+        let ino = self.make_dir(place, DIR_MODE).map_err(failed)?;
+        info.attributes.etag = Some(EtagRecord { value: etag, size: 0, mtime: 0 });
         self.set_xattr(ino, OBJECT_XATTR, info.attributes.encode()).map_err(failed)?;
         if !info.tags.is_empty() {
             self.set_xattr(ino, TAGS_XATTR, encode_tags(&info.tags)).map_err(failed)?;
@@ -306,12 +304,12 @@ impl Account {
         };
         let (mut after, mut removed) = (None, 0);
         loop {
-            let (entries, end) = self.names(dir.ino, after)?;
+            let (entries, end) = self.names(dir.inode.ino, after)?;
             after = entries.last().map(|entry| entry.name.clone());
             for entry in entries {
-                let place = PathRef::new(dir.ino, entry.name);
-                let Some(inode) = self.look_up(place.clone())? else { continue };
-                let old = now.saturating_sub(inode.ctime);
+                let place = PathRef::new(dir.inode.ino, entry.name);
+                let Some(found) = self.look_up(place.clone())? else { continue };
+                let old = now.saturating_sub(found.inode.ctime);
                 if old >= age.as_nanos().try_into().unwrap_or(Nanos::MAX) {
                     match self.call(|fs, done| fs.unlink(self.caller, place, done)) {
                         Ok(_) => removed += 1,

@@ -158,7 +158,7 @@ pub async fn get_object(
     let (object, file, window, tags) = blocking(move || {
         let (object, file) = account.open(&of.bucket, &of.key)?;
         let window = wanted.check(&object)?;
-        let tags = account.tags_of(&object.inode).map_err(crate::error::failed)?;
+        let tags = account.tags_of(&object).map_err(crate::error::failed)?;
         Ok((object, file, window, tags.len()))
     })
     .await?;
@@ -253,7 +253,7 @@ pub async fn head_object(
     let (object, window, tags) = blocking(move || {
         let object = account.object(&of.bucket, &of.key)?;
         let window = wanted.check(&object)?;
-        let tags = account.tags_of(&object.inode).map_err(crate::error::failed)?;
+        let tags = account.tags_of(&object).map_err(crate::error::failed)?;
         Ok((object, window, tags.len()))
     })
     .await?;

@@ -127,7 +127,7 @@ pub async fn copy_object(
         let mut info = ObjectInfo::default();
         info.tags = match new_tags {
             Some(tags) => tags,
-            None => account.tags_of(&object.inode).map_err(failed)?,
+            None => account.tags_of(&object).map_err(failed)?,
         };
         info.attributes = match new_info {
             Some(new) => new.attributes,
