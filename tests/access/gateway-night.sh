@@ -1,6 +1,29 @@
 # A part of gateway.sh for the night: other clients, slow ones, many connections.
 # shellcheck shell=bash disable=SC2034,SC2154
 
+echo "-- a snapshot; a volume that is one bucket"
+"$KESTREL" snapshot create "$volume" before >/dev/null
+gateway "$volume"
+s3 "s3.put_object(Bucket='bucket', Key='after', Body=b'1')"
+stop
+cp -p "$volume/gateway.keys" "$WORK/keys"
+check "starts at a snapshot" gateway "$volume@before" --access-keys "$WORK/keys"
+check "a snapshot, read-only" s3 "
+assert code(s3.get_object, Bucket='bucket', Key='after') == 'NoSuchKey'
+assert s3.get_object(Bucket='bucket', Key='up')['ContentLength'] == 5 << 20
+assert code(s3.put_object, Bucket='bucket', Key='x', Body=b'1') == 'AccessDenied'
+"
+stop
+check "starts with one bucket" gateway "$volume" --bucket whole
+check "a volume that is one bucket" s3 "
+assert [b['Name'] for b in s3.list_buckets()['Buckets']] == ['whole']
+keys = [one['Key'] for one in s3.list_objects_v2(Bucket='whole')['Contents']]
+assert 'bucket/up' in keys and not any(key.startswith('.') for key in keys), keys
+assert code(s3.put_object, Bucket='whole', Key='.kestrel-s3/x', Body=b'') == 'InvalidArgument'
+assert code(s3.delete_bucket, Bucket='whole') == 'AccessDenied'
+"
+stop
+
 echo "-- other clients"
 volume=$WORK/clients
 "$KESTREL" format "$volume" >/dev/null
@@ -27,7 +50,8 @@ else
     echo "SKIPPED: the AWS CLI is not installed (pip install awscli)"
 fi
 if command -v rclone >/dev/null; then
-    remote=":s3,provider=Other,endpoint='$S3_URL',access_key_id=$S3_KEY,secret_access_key=$S3_SECRET:"
+    remote=":s3,provider=Other,endpoint='$S3_URL',access_key_id=$S3_KEY"
+    remote=$remote,secret_access_key=$S3_SECRET:
     check "rclone: copy there" rclone copy -q "$WORK/tree" "${remote}rclone/tree"
     check "rclone: check" rclone check -q "$WORK/tree" "${remote}rclone/tree"
     check "rclone: copy within" rclone copy -q "${remote}rclone/tree" "${remote}rclone/other"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks of `kestrel gateway` that no other server is needed for: who may do what, input that is
-none, limits. S3_URL, S3_KEY and S3_SECRET name the gateway; S3_READER and S3_READER_SECRET a key
+"""Checks of `kestrel gateway` that no other server is needed for: rights of access keys, input that
+is none, limits. S3_URL, S3_KEY and S3_SECRET name the gateway; S3_READER and S3_READER_SECRET a key
 that may only read.
 
     gateway_checks.py access|hostile|atomic

@@ -55,9 +55,9 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key, load, ls,
-    mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats, status,
-    tier, token, trash, umount, version, warmup, watch,
+    backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key,
+    load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats,
+    status, tier, token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.

@@ -1,4 +1,4 @@
-//! Access keys: who may call, and what each key gives.
+//! Access keys: which there are, and what each of them gives.
 //!
 //! **Of a served volume** an access key is a token: its id is the token's number, its secret is
 //! derived from the token's. The gateway has the tokens in a file and opens a session at the server
@@ -173,8 +173,8 @@ impl Keyring {
         }
     }
 
-    /// Removes what gateways left behind that were killed ([`Account::remove_leftovers`]), as far as
-    /// it is older than `age`.
+    /// Removes what killed gateways left behind ([`Account::remove_leftovers`]), as far as it is older
+    /// than `age`.
     pub fn remove_leftovers(&self, age: Duration) {
         for account in self.open_accounts().iter().filter(|account| account.may_write().is_ok()) {
             match account.remove_leftovers(account.fs.now(), age) {
@@ -221,8 +221,8 @@ impl<T> WatchedFile<T> {
         Self { path, stamp: None, checked: Instant::now(), keys: FxHashMap::default() }
     }
 
-    /// Reads it again if it has changed and the last look is some time ago. What is wrong with it is
-    /// logged; then the keys of before stay.
+    /// Reads it again if it has changed and the last look is some time ago. What is wrong with it
+    /// is logged; then the keys of before stay.
     fn look(&mut self, parse: &Parse<T>) {
         if self.checked.elapsed() < LOOK_EVERY {
             return;
@@ -332,9 +332,7 @@ pub fn make_key_file(path: &Path) -> Result<Option<(String, String)>, String> {
     let text = format!(
         "# Access keys of `kestrel gateway`: ACCESS-KEY SECRET [read-only]\n{id} {secret}\n"
     );
-    file.write_all(text.as_bytes())
-        .and_then(|()| file.sync_all())
-        .map_err(|why| failed(&why))?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(|why| failed(&why))?;
     Ok(Some((id, secret)))
 }
 

@@ -40,7 +40,7 @@ pub enum Buckets {
 
 /// What a look-up found.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundEntry {
     /// What it is.
     pub inode: Inode,
     /// Where, by which the metadata finds it again: of a file its number alone is not enough.
@@ -117,12 +117,12 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn look_up(&self, place: PathRef) -> FsResult<Option<Found>> {
+    pub fn look_up(&self, place: PathRef) -> FsResult<Option<FoundEntry>> {
         let name = place.name.clone();
         match self.ask(Op::Lookup(place)) {
             Ok(Answer::Entry { inode, parent }) => {
                 let at = InodeRef { ino: inode.ino, seen: Some((parent, name)) };
-                Ok(Some(Found { inode: *inode, at }))
+                Ok(Some(FoundEntry { inode: *inode, at }))
             }
             Ok(other) => Err(kestrel_client::fs::unexpected(&other)),
             Err(error) if is_absent(&error) => Ok(None),
@@ -137,7 +137,13 @@ impl Account {
     pub fn bucket(&self, name: &str) -> S3Result<InodeId> {
         let absent = || refused(S3ErrorCode::NoSuchBucket, "there is no such bucket");
         match &self.buckets {
-            Buckets::Whole(bucket) => if bucket == name { Ok(ROOT) } else { Err(absent()) },
+            Buckets::Whole(bucket) => {
+                if bucket == name {
+                    Ok(ROOT)
+                } else {
+                    Err(absent())
+                }
+            }
             Buckets::Directories => {
                 let place = PathRef::new(ROOT, Name::new(name.as_bytes()).map_err(failed)?);
                 let found = self.look_up(place).map_err(failed)?;
@@ -151,7 +157,7 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn xattr(&self, of: &Found, name: &[u8]) -> FsResult<Option<Box<[u8]>>> {
+    pub fn xattr(&self, of: &FoundEntry, name: &[u8]) -> FsResult<Option<Box<[u8]>>> {
         if !of.inode.xattrs {
             return Ok(None);
         }
@@ -186,7 +192,7 @@ impl Account {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn is_marked(&self, dir: &Found) -> FsResult<bool> {
+    pub fn is_marked(&self, dir: &FoundEntry) -> FsResult<bool> {
         Ok(self.xattr(dir, OBJECT_XATTR)?.is_some())
     }
 

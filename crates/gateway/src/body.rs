@@ -71,7 +71,7 @@ impl RequestBody {
         progress.ended.store(inner.is_end_stream(), Ordering::Relaxed);
         Self {
             inner,
-            cutter: is_chunked.then(ChunkCutter::new),
+            cutter: is_chunked.then(ChunkCutter::default),
             idle: Box::pin(tokio::time::sleep(IDLE_MAX)),
             progress,
         }

@@ -84,9 +84,10 @@ impl Account {
         if let Buckets::Whole(bucket) = &self.buckets {
             return Err(match bucket == name {
                 true => exists(),
-                false => {
-                    refused(S3ErrorCode::AccessDenied, "the whole volume is one bucket, another one")
-                }
+                false => refused(
+                    S3ErrorCode::AccessDenied,
+                    "the whole volume is one bucket, another one",
+                ),
             });
         }
         let place = PathRef::new(ROOT, Name::new(name.as_bytes()).map_err(failed)?);
@@ -127,7 +128,7 @@ impl Account {
     fn remove_empty_dirs(&self, bucket: u64) -> kestrel_types::error::FsResult<()> {
         let mut walk = KeyWalk::new(self, bucket, b"", None, false)?;
         let mut dirs = Vec::new();
-        while let Some(step) = walk.next()? {
+        while let Some(step) = walk.advance()? {
             match step {
                 Step::Object(_) => return Ok(()),
                 Step::Directory(dir) => {

@@ -4,9 +4,9 @@
 //! HEX[;chunk-signature=…]\r\n BYTES \r\n … 0[;…]\r\n trailers
 //! ```
 //!
-//! The protocol library keeps a whole chunk in memory, and a chunk may be as long as a client likes:
-//! some send an object as one. A chunk without a signature is cut into small ones here, which says
-//! the same. One with a signature cannot be: above [`SIGNED_CHUNK_MAX`] it is refused.
+//! The protocol library keeps a whole chunk in memory, and a chunk may be as long as a client
+//! likes: some send an object as one. A chunk without a signature is cut into small ones here,
+//! which says the same. One with a signature cannot be: above [`SIGNED_CHUNK_MAX`] it is refused.
 
 use std::collections::VecDeque;
 
@@ -19,9 +19,10 @@ pub const SIGNED_CHUNK_MAX: u64 = 4 << 20;
 const LINE_MAX: usize = 1024;
 
 /// What comes next.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Expect {
     /// The line before a chunk.
+    #[default]
     Line,
     /// So many bytes of a chunk that is passed on as it is, with what ends it.
     Passed(u64),
@@ -33,8 +34,8 @@ enum Expect {
     Rest,
 }
 
-/// Cuts chunks.
-#[derive(Debug)]
+/// Cuts the chunks of one body.
+#[derive(Debug, Default)]
 pub struct ChunkCutter {
     expect: Expect,
     line: Vec<u8>,
@@ -45,11 +46,6 @@ pub struct ChunkCutter {
 pub type BadChunks = &'static str;
 
 impl ChunkCutter {
-    /// At the beginning of a body.
-    pub fn new() -> Self {
-        Self { expect: Expect::Line, line: Vec::new(), out: VecDeque::new() }
-    }
-
     /// Takes bytes of the body.
     ///
     /// # Errors
@@ -139,7 +135,7 @@ mod tests {
     use super::*;
 
     fn cut(body: &[u8], at_once: usize) -> Result<Vec<u8>, BadChunks> {
-        let mut cutter = ChunkCutter::new();
+        let mut cutter = ChunkCutter::default();
         let mut out = Vec::new();
         for piece in body.chunks(at_once) {
             cutter.push(Bytes::copy_from_slice(piece))?;

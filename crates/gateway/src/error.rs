@@ -14,7 +14,11 @@ pub fn refused(code: S3ErrorCode, why: impl Into<Cow<'static, str>>) -> S3Error 
 }
 
 /// An error with a code that S3 itself does not have.
-pub fn own(code: &'static str, status: http::StatusCode, why: impl Into<Cow<'static, str>>) -> S3Error {
+pub fn own(
+    code: &'static str,
+    status: http::StatusCode,
+    why: impl Into<Cow<'static, str>>,
+) -> S3Error {
     let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), why);
     error.set_status_code(status);
     error
@@ -34,7 +38,7 @@ pub fn is_directory() -> S3Error {
     own(
         "ExistingObjectIsDirectory",
         http::StatusCode::CONFLICT,
-        "other keys begin with this key and a slash, so a directory is there; a path cannot be both",
+        "other keys begin with this key and a slash, so a directory is there and no object can be",
     )
 }
 

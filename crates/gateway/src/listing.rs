@@ -134,7 +134,7 @@ impl Account {
             last: request.after.clone().filter(|after| matches!(after, Position::Prefix(_))),
         };
         let mut is_truncated = false;
-        while let Some(step) = walk.next()? {
+        while let Some(step) = walk.advance()? {
             let (listed, is_dir) = match step {
                 Step::Object(listed) => (listed, false),
                 Step::Directory(listed) => (listed, true),

@@ -58,7 +58,7 @@ impl GatewayMetrics {
         self.duration_micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// An operation of S3 was asked for, by a client whose signature is good.
+    /// An operation of S3 was asked for, with a good signature.
     pub fn operation(&self, name: &str) {
         let mut operations = self.operations.lock();
         if let Some(count) = operations.get_mut(name) {

@@ -11,8 +11,10 @@ use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Op, OpenFlags, XattrFlags};
 use s3s::{S3ErrorCode, S3Result};
 
-use crate::account::{Account, Found, is_absent};
-use crate::attributes::{OBJECT_XATTR, ObjectAttributes, TAGS_XATTR, Tags, decode_tags, encode_tags};
+use crate::account::{Account, FoundEntry, is_absent};
+use crate::attributes::{
+    OBJECT_XATTR, ObjectAttributes, TAGS_XATTR, Tags, decode_tags, encode_tags,
+};
 use crate::conditions::Conditions;
 use crate::error::{failed, refused};
 use crate::object_key::ObjectKey;
@@ -53,7 +55,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Takes over what was opened, whose number was told once.
+    /// Takes over what was opened, of which the number was told once.
     pub fn new(fs: Arc<Fs>, handle: Arc<FileHandle>) -> Self {
         Self { fs, handle, told: 1 }
     }
@@ -146,7 +148,7 @@ impl Account {
         let bytes = match &object.at {
             Some(at) => {
                 let (inode, at) = (object.inode.clone(), at.clone());
-                self.xattr(&Found { inode, at }, TAGS_XATTR)?
+                self.xattr(&FoundEntry { inode, at }, TAGS_XATTR)?
             }
             None => self.xattr_of_open(&object.inode, TAGS_XATTR)?,
         };

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderValue, SERVER, USER_AGENT,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPECT, HeaderValue,
+    SERVER, USER_AGENT,
 };
 use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
@@ -338,8 +339,8 @@ async fn answer(
                 .get("x-amz-content-sha256")
                 .is_some_and(|value| value.as_bytes().starts_with(b"STREAMING-"));
             let progress = pending.progress.clone();
-            let request = request
-                .map(|body| Body::http_body(RequestBody::new(body, is_chunked, progress)));
+            let request =
+                request.map(|body| Body::http_body(RequestBody::new(body, is_chunked, progress)));
             Ok(shared.service.call(request).await.unwrap_or_else(|why| {
                 let why = s3s::StdError::from(why);
                 log::warn!("gateway: request {}: {why}", pending.id);

@@ -108,7 +108,7 @@ pub fn etag_of_parts<'a>(etags: impl Iterator<Item = &'a str>) -> String {
     for etag in etags {
         match from_hex(etag) {
             Some(bytes) => md5.update(bytes),
-            // Of a part that was copied from an object whose MD5 is not known.
+            // Of a part that was copied from bytes of which the MD5 is not known.
             None => md5.update(etag.as_bytes()),
         }
         count += 1;
@@ -196,12 +196,7 @@ impl Account {
         self.read_parts(upload, after, count).map_err(failed)
     }
 
-    fn read_parts(
-        &self,
-        upload: &Upload,
-        after: i32,
-        count: usize,
-    ) -> FsResult<(Vec<Part>, bool)> {
+    fn read_parts(&self, upload: &Upload, after: i32, count: usize) -> FsResult<(Vec<Part>, bool)> {
         let mut from = if after > 0 { Some(part_name(after)?) } else { None };
         let mut parts = Vec::new();
         loop {
@@ -275,8 +270,10 @@ impl Account {
             let file = self.open_part(&upload, part.number)?;
             writer.append(&file, 0, part.size)?;
         }
-        let info =
-            ObjectInfo { attributes: upload.record.attributes.clone(), tags: upload.record.tags.clone() };
+        let info = ObjectInfo {
+            attributes: upload.record.attributes.clone(),
+            tags: upload.record.tags.clone(),
+        };
         kestrel_types::crash::point("gateway.joined");
         writer.commit(to, etag.clone(), info, demands)?;
         self.remove_upload(to, id)?;
@@ -294,7 +291,8 @@ impl Account {
         let mut parts = Vec::with_capacity(wanted.len());
         for WantedPart { number, etag, checksums } in wanted {
             let is_it = |part: &Part| {
-                let has = |(name, value): (&String, &String)| part.checksums.get(name) == Some(value);
+                let has =
+                    |(name, value): (&String, &String)| part.checksums.get(name) == Some(value);
                 part.etag == *etag && checksums.iter().all(has)
             };
             let part = there.remove(number).filter(is_it).ok_or_else(|| {

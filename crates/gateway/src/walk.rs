@@ -257,7 +257,7 @@ impl<'a> KeyWalk<'a> {
     ///
     /// # Errors
     /// The metadata's.
-    pub fn next(&mut self) -> FsResult<Option<Step>> {
+    pub fn advance(&mut self) -> FsResult<Option<Step>> {
         if let Some(marker) = self.marker.take() {
             return Ok(Some(Step::Object(marker)));
         }
@@ -302,7 +302,7 @@ impl<'a> KeyWalk<'a> {
         }
     }
 
-    /// Goes on with the keys in a directory that [`KeyWalk::next`] gave last.
+    /// Goes on with the keys in a directory that [`KeyWalk::advance`] gave last.
     ///
     /// # Errors
     /// The metadata's.
@@ -316,14 +316,10 @@ impl<'a> KeyWalk<'a> {
     /// # Errors
     /// The metadata's.
     pub fn has_keys(&self, directory: &Listed) -> FsResult<bool> {
-        let mut below = Self {
-            account: self.account,
-            frames: Vec::new(),
-            marker: None,
-            hides_reserved: false,
-        };
+        let mut below =
+            Self { account: self.account, frames: Vec::new(), marker: None, hides_reserved: false };
         below.enter(directory)?;
-        while let Some(step) = below.next()? {
+        while let Some(step) = below.advance()? {
             match step {
                 Step::Object(_) => return Ok(true),
                 Step::Directory(inner) => below.enter(&inner)?,

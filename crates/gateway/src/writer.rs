@@ -88,9 +88,8 @@ impl ObjectWriter {
         }
         let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
         let how = Creation { mode: FILE_MODE, flags, exclusive: false };
-        let opened = account
-            .call(|fs, done| fs.tmpfile(account.caller, dir, how, done))
-            .map_err(failed)?;
+        let opened =
+            account.call(|fs, done| fs.tmpfile(account.caller, dir, how, done)).map_err(failed)?;
         let file = OpenFile::new(account.fs.clone(), opened.handle);
         Ok(Self { account: account.clone(), file, md5: Md5::new(), size: 0 })
     }

@@ -1,5 +1,7 @@
 //! Listings of a real volume against sorted keys.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

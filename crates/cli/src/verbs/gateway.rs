@@ -246,12 +246,7 @@ fn background(args: &GatewayArgs) -> Result<ExitStatus, Failure> {
     make_keys(args, &plan)?;
     let log = plan.dir.join(LOG_NAME);
     let (pid, log) = args.process.options().start(&log).map_err(fail)?;
-    println!(
-        "{} is served at {} (process {pid}, log {})",
-        plan.source,
-        plan.url(),
-        log.display()
-    );
+    println!("{} is served at {} (process {pid}, log {})", plan.source, plan.url(), log.display());
     Ok(ExitStatus::Good)
 }
 

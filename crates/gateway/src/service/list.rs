@@ -146,8 +146,10 @@ impl Encoding {
             e_tag: etag(object.etag),
             key: Some(self.text(object.key)),
             last_modified: Some(timestamp(object.mtime)),
-            owner: owner
-                .then(|| Owner { id: Some("kestrel".into()), display_name: Some("kestrel".into()) }),
+            owner: owner.then(|| Owner {
+                id: Some("kestrel".into()),
+                display_name: Some("kestrel".into()),
+            }),
             size: i64::try_from(object.size).ok(),
             storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
             ..Object::default()

@@ -95,9 +95,9 @@ pub async fn upload_part_copy(
     let (to, id) = (target(input.bucket, &input.key)?, input.upload_id);
     let (from_bucket, from_key) = copy_source(&input.copy_source)?;
     let range = input.copy_source_range.as_deref().map(Range::parse).transpose();
-    let range = range
-        .ok()
-        .filter(|range| !matches!(range, Some(Range::Suffix { .. } | Range::Int { last: None, .. })));
+    let range = range.ok().filter(|range| {
+        !matches!(range, Some(Range::Suffix { .. } | Range::Int { last: None, .. }))
+    });
     let range = range.ok_or_else(|| {
         refused(S3ErrorCode::InvalidArgument, "x-amz-copy-source-range has the form bytes=0-9")
     })?;
@@ -187,9 +187,8 @@ pub async fn complete_multipart_upload(
     };
     let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
     let wanted: Option<Vec<_>> = wanted.into_iter().map(part).collect();
-    let wanted = wanted.ok_or_else(|| {
-        refused(S3ErrorCode::MalformedXML, "a part has a number and an ETag")
-    })?;
+    let wanted = wanted
+        .ok_or_else(|| refused(S3ErrorCode::MalformedXML, "a part has a number and an ETag"))?;
     let made = blocking(move || account.complete_upload((&to, &id), &wanted, &demands)).await?;
     Ok(S3Response::new(CompleteMultipartUploadOutput {
         location: Some(format!("/{}/{}", input.bucket, input.key)),

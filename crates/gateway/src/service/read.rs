@@ -63,7 +63,9 @@ impl Wanted {
             return Err(refused(S3ErrorCode::NotImplemented, why));
         }
         let size = object.size();
-        let Some(range) = &self.range else { return Ok(Window { from: 0, to: size, header: None }) };
+        let Some(range) = &self.range else {
+            return Ok(Window { from: 0, to: size, header: None });
+        };
         if size == 0 && matches!(range, Range::Suffix { length } if *length > 0) {
             return Ok(Window { from: 0, to: 0, header: None });
         }
@@ -74,7 +76,10 @@ impl Wanted {
                 "the object has no such bytes",
             );
             if let Ok(value) = http::HeaderValue::from_str(&format!("bytes */{size}")) {
-                error.set_headers(http::HeaderMap::from_iter([(http::header::CONTENT_RANGE, value)]));
+                error.set_headers(http::HeaderMap::from_iter([(
+                    http::header::CONTENT_RANGE,
+                    value,
+                )]));
             }
             return Err(error);
         };

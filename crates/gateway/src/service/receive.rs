@@ -56,9 +56,10 @@ impl Expected {
                 expected.checksums.insert(name, value.to_string());
             } else if wanted.eq_ignore_ascii_case(name)
                 || headers.get_all("x-amz-trailer").iter().any(|trailer| {
-                    trailer.as_bytes().split(|byte| *byte == b',').any(|trailer| {
-                        trailer.trim_ascii().eq_ignore_ascii_case(header.as_bytes())
-                    })
+                    trailer
+                        .as_bytes()
+                        .split(|byte| *byte == b',')
+                        .any(|trailer| trailer.trim_ascii().eq_ignore_ascii_case(header.as_bytes()))
                 })
             {
                 expected.more.push(name);

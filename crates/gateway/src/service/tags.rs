@@ -33,9 +33,8 @@ pub async fn put_object_tagging(
     let of = target(input.bucket, &input.key)?;
     let pair = |tag: Tag| Some((tag.key?, tag.value?));
     let tags: Option<Tags> = input.tagging.tag_set.into_iter().map(pair).collect();
-    let tags = tags.ok_or_else(|| {
-        refused(S3ErrorCode::MalformedXML, "a tag has a key and a value")
-    })?;
+    let tags =
+        tags.ok_or_else(|| refused(S3ErrorCode::MalformedXML, "a tag has a key and a value"))?;
     check_tags(&tags)?;
     blocking(move || account.set_tags(&of.bucket, &of.key, &tags)).await?;
     Ok(S3Response::new(PutObjectTaggingOutput::default()))

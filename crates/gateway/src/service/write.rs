@@ -6,7 +6,9 @@ use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
 use super::receive::{Expected, Received, receive};
-use super::{GatewayService, blocking, etag, no_extras, object_info, only_version, target, timestamp};
+use super::{
+    GatewayService, blocking, etag, no_extras, object_info, only_version, target, timestamp,
+};
 use crate::account::Account;
 use crate::conditions::Conditions;
 use crate::error::{failed, refused};
@@ -124,15 +126,15 @@ pub async fn copy_object(
     let result = blocking(move || {
         let (object, file) = account.open(&from_bucket, &from_key)?;
         source.check_source(&object.etag, object.inode.mtime)?;
-        let mut info = ObjectInfo::default();
-        info.tags = match new_tags {
+        let tags = match new_tags {
             Some(tags) => tags,
             None => account.tags_of(&object).map_err(failed)?,
         };
-        info.attributes = match new_info {
+        let attributes = match new_info {
             Some(new) => new.attributes,
             None => object.attributes.clone(),
         };
+        let mut info = ObjectInfo { attributes, tags };
         // The bytes are the same.
         info.attributes.checksums = match object.attributes.is_of(&object.inode) {
             true => object.attributes.checksums.clone(),

@@ -204,7 +204,9 @@ impl<'a> OpenVolume<'a> {
                 let opened = RemoteVolume::open(&url.to_string(), &how, &resources);
                 Open::Remote(Box::new(opened.map_err(fail)?))
             }
-            Kind::Version(url) => Open::Version(Box::new(url.open(&how, &resources).map_err(fail)?)),
+            Kind::Version(url) => {
+                Open::Version(Box::new(url.open(&how, &resources).map_err(fail)?))
+            }
             Kind::Followed(dir) => {
                 let opened = FollowedVolume::open(dir, FOLLOW_EVERY, &resources);
                 Open::Followed(Box::new(opened.map_err(fail)?))
