@@ -173,8 +173,8 @@ impl Keyring {
         }
     }
 
-    /// Removes what killed gateways left behind ([`Account::remove_leftovers`]), as far as it is older
-    /// than `age`.
+    /// Removes what killed gateways left behind ([`Account::remove_leftovers`]), as far as it is
+    /// older than `age`.
     pub fn remove_leftovers(&self, age: Duration) {
         for account in self.open_accounts().iter().filter(|account| account.may_write().is_ok()) {
             match account.remove_leftovers(account.fs.now(), age) {
