@@ -4,7 +4,7 @@
 .PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build install uninstall docs test \
 	test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
 	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
-	bench-compression bench-compact bench-datasets lint fmt audit clean
+	bench-compression bench-compact bench-datasets bench-gateway lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -31,6 +31,7 @@ help:
 	@echo "make bench-jobs jobs and ranks (JOBS=--full: 1 M files): target/bench/jobs.json, ranks.json"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
+	@echo "make bench-gateway kestrel gateway beside versitygw: target/bench/gateway.json"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy, dependencies, style, crates, circles of modules"
@@ -138,6 +139,12 @@ bench-compact:
 	$(MAKE) build
 	cargo build --release --locked -p kestrel-bucket --example compact_bench
 	bench/compact.py $(COMPACT)
+
+# GATEWAY=--full lists a million keys.
+bench-gateway:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	bench/gateway.py $(GATEWAY)
 
 bench-cluster: build
 	cargo build --release --locked -p kestrel-rpc --examples

@@ -28,8 +28,9 @@ ALLOWED = {
     "MIT-0",
 }
 # Crates that ship with the binary; the bound is there so that growth is a decision.
-# TLS, HTTP and S3 take about half of them, PostgreSQL some twenty, certificates fifteen.
-CRATES_MAX = 190
+# TLS, HTTP and S3 take about half of them, PostgreSQL some twenty, certificates fifteen,
+# the server side of S3 (decision 0040) thirty.
+CRATES_MAX = 220
 
 
 def allowed(expression):

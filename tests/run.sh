@@ -238,6 +238,11 @@ suites+=(
     "bucket-nodes-snapshots 600 $bucket KESTREL_NODES=3 tests/posix/snapshots.sh"
     "bucket-nodes-compare 600 $bucket KESTREL_NODES=3 $compare tests/posix/compare.sh"
 )
+# Clients of S3.
+suites+=(
+    "gateway 300 env GATEWAY_NIGHT= tests/access/gateway.sh"
+    "gateway-night 1200 env GATEWAY_NIGHT=1 GATEWAY_KILLS=20 tests/access/gateway.sh"
+)
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done
@@ -251,6 +256,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
+at_night+=(gateway-night)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

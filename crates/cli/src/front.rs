@@ -24,7 +24,11 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
             "ls", "du", "rm", "trash", "watch", "warmup", "tier", "compact",
         ],
     ),
-    ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
+    (
+        "Cluster",
+        "Serve a volume from one server or several nodes, to mounts and to clients of S3.",
+        &["serve", "cluster", "gateway"],
+    ),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),
     (
         "Measuring",

@@ -55,9 +55,9 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gc, info, job, key, load, ls,
-    mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats, status,
-    tier, token, trash, umount, version, warmup, watch,
+    backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key,
+    load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats,
+    status, tier, token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -91,6 +91,7 @@ enum Verb {
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
     Serve(serve::ServeArgs),
+    Gateway(Box<gateway::GatewayArgs>),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -133,7 +134,7 @@ enum Verb {
 
 fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
-    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_)) {
+    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_)) {
         logger::install(LevelFilter::Warn);
     }
     match verb {
@@ -141,6 +142,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
         Verb::Serve(args) => serve::run(args),
+        Verb::Gateway(args) => gateway::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),

@@ -5,6 +5,7 @@
 //! | `verbs/format.rs`, `key.rs`, `config.rs` | make a volume, its keys, its settings |
 //! | `verbs/mount.rs`, `umount.rs`, `null_fs.rs` | mount and unmount |
 //! | `verbs/serve.rs`, `token.rs` | serve a volume over the network; tokens of clients |
+//! | `verbs/gateway.rs` | serve a volume to clients of S3 |
 //! | `verbs/status.rs`, `stats.rs`, `info.rs` | what a volume, a process or a path is and does |
 //! | `verbs/ls.rs` | pages of the names of a directory |
 //! | `verbs/du.rs` | what the directories of a tree hold |
@@ -33,6 +34,7 @@ pub mod du;
 pub mod dump;
 pub mod format;
 pub mod fsck;
+pub mod gateway;
 pub mod gc;
 pub mod info;
 pub mod job;

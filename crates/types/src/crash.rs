@@ -66,6 +66,8 @@ pub const POINTS: &[&str] = &[
     "client.compact.stored",
     "client.repack.stored",
     "client.repack.committed",
+    "gateway.replace",
+    "gateway.joined",
     "tier.before-copy",
     "tier.copied",
     "tier.linked",

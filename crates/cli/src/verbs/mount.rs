@@ -185,14 +185,15 @@ pub struct TrustArgs {
 }
 
 impl TrustArgs {
-    fn add_to(&self, url: &mut RemoteUrl) -> Result<(), Failure> {
+    /// Adds it to a URL.
+    pub fn add_to(&self, verb: &str, url: &mut RemoteUrl) -> Result<(), Failure> {
         let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
         match self.ca.as_deref() {
             None => {}
             Some(fingerprint) if fingerprint.starts_with("sha256:") => {
                 let read = fingerprint
                     .parse()
-                    .map_err(|why| Failure::usage(format!("mount: --ca: {why}")));
+                    .map_err(|why| Failure::usage(format!("{verb}: --ca: {why}")));
                 url.ca = Some(read?);
             }
             Some(file) => url.ca = Some(Ca::File(whole(Path::new(file)))),
@@ -204,12 +205,13 @@ impl TrustArgs {
         Ok(())
     }
 
-    fn is_none(&self) -> Result<(), Failure> {
+    /// Whether nothing of it is given.
+    pub fn is_none(&self, verb: &str) -> Result<(), Failure> {
         match (&self.ca, &self.tls, &self.certificate) {
             (None, None, None) => Ok(()),
-            _ => Err(Failure::usage(
-                "mount: --ca, --tls and --certificate are for served volumes: kestrel://…",
-            )),
+            _ => Err(Failure::usage(format!(
+                "{verb}: --ca, --tls and --certificate are for served volumes: kestrel://…",
+            ))),
         }
     }
 }
@@ -374,10 +376,10 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         if RemoteUrl::is_one(&version.volume) {
             let mut url = RemoteUrl::parse(&version.volume)
                 .map_err(|why| Failure::usage(format!("mount: {why}")))?;
-            args.trust.add_to(&mut url)?;
+            args.trust.add_to("mount", &mut url)?;
             version.volume = url.to_string();
         } else {
-            args.trust.is_none()?;
+            args.trust.is_none("mount")?;
             // A path that holds in any directory: the process in the background works in another
             // one. Of a bucket it is that of the state directory.
             let find = if args.process.report_readiness { locate } else { locate_anew };
@@ -388,14 +390,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     } else if RemoteUrl::is_one(volume) {
         let mut url =
             RemoteUrl::parse(volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
-        args.trust.add_to(&mut url)?;
+        args.trust.add_to("mount", &mut url)?;
         // A file that cannot be used is told now.
         remote::token()
             .and_then(|token| url.client_tls(token.as_deref()))
             .map_err(|why| Failure::new("mount", why))?;
         Source::Served(url)
     } else {
-        args.trust.is_none()?;
+        args.trust.is_none("mount")?;
         // The process in the background is told by the one that starts it.
         let find = if args.process.report_readiness { locate } else { locate_anew };
         let fail = |why: VolumeError| Failure::new("mount", why);

@@ -44,6 +44,7 @@ enum Action {
     Show(OneArgs),
     Revoke(OneArgs),
     Prune(ListArgs),
+    S3(S3Args),
 }
 
 /// Make a token, or a certificate, and print it, this once: the volume keeps only what it is
@@ -138,6 +139,20 @@ struct OneArgs {
     json: bool,
 }
 
+/// Print the access key of S3 that a token is, and its secret, for clients of `kestrel gateway`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel token s3 --token-file trainer.token
+  kestrel token s3 --token-file trainer.token --json
+
+The gateway has the token itself, in the file of its --tokens. Neither the token nor another secret
+can be made from what this prints.")]
+struct S3Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Users or groups, both ends of each range included.
 type Ranges = Arc<[(u32, u32)]>;
 
@@ -176,7 +191,20 @@ pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
         Action::Show(args) => one("show", args),
         Action::Revoke(args) => one("revoke", args),
         Action::Prune(args) => prune(args),
+        Action::S3(args) => s3(args),
     }
+}
+
+/// The access key of the token that this process has.
+fn s3(args: &S3Args) -> Result<ExitStatus, Failure> {
+    let token = kestrel_client::remote::token().map_err(fail)?;
+    let token = token.ok_or_else(|| Failure::usage("token: s3: name the token by --token-file"))?;
+    let (id, secret) = (token.s3_access_key(), token.s3_secret());
+    match args.json {
+        true => print_json(&json!({ "access_key": id, "secret": secret })),
+        false => println!("access key {id}\nsecret     {secret}"),
+    }
+    Ok(ExitStatus::Good)
 }
 
 /// Asks the process that has the volume open, or opens it.

@@ -43,7 +43,7 @@ pub use authority::{Authority, Fingerprint};
 pub(crate) use client::Chosen;
 pub use client::{ClientTls, Trust};
 pub use own::OwnFiles;
-pub use server::ServerTls;
+pub use server::{ServerTls, https_config};
 pub(crate) use verify::name_of_server;
 
 /// What both sides say they speak over TLS, so that no other protocol's server or client is taken

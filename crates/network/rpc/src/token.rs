@@ -6,6 +6,12 @@
 //! proof    = key ⊕ HMAC-SHA-256(verifier, nonce ‖ context)  what is sent, once
 //! ```
 //!
+//! A gateway for S3 that has the token checks signatures by another secret that comes from it:
+//!
+//! ```text
+//! S3 secret = the first 20 bytes of HMAC-SHA-256(secret, "kestrel s3 secret 1"), in hexadecimal
+//! ```
+//!
 //! That is the scheme of SCRAM (RFC 5802) without its iterations, which make guessing passwords
 //! slow: the secret is 32 random bytes. An attacker that reads the records of a node cannot make a
 //! proof; one that hears a proof cannot make another one; only one that has done both could. The
@@ -26,6 +32,15 @@ const PREFIX: &str = "kestrel-token:1:";
 
 /// What the key of a token is made for.
 const LABEL: &[u8] = b"kestrel token 1";
+
+/// What the secret of its access key of S3 is made for.
+const S3_LABEL: &[u8] = b"kestrel s3 secret 1";
+
+/// How the access keys of tokens begin.
+const S3_PREFIX: &str = "KET";
+
+/// Bytes of a secret of S3: as many as those of AWS have, in another alphabet.
+const S3_SECRET_BYTES: usize = 20;
 
 /// The number of the token of nodes.
 pub const OF_NODES: TokenId = TokenId(*b"of nodes");
@@ -101,6 +116,17 @@ impl Token {
     pub fn reveal(&self) -> String {
         let secret: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{PREFIX}{}:{secret}:{}", self.id, self.authority.as_deref().unwrap_or("-"))
+    }
+
+    /// Its access key of S3: its number.
+    pub fn s3_access_key(&self) -> String {
+        format!("{S3_PREFIX}{}", self.id.to_string().to_uppercase())
+    }
+
+    /// The secret of this access key. Neither the token nor what verifies it can be made from it.
+    pub fn s3_secret(&self) -> String {
+        let whole = sign(&self.secret, &[S3_LABEL]);
+        kestrel_types::hex::to_hex(&whole[..S3_SECRET_BYTES])
     }
 
     fn key(&self) -> [u8; 32] {

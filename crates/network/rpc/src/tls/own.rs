@@ -157,6 +157,12 @@ impl ResolvesClientCert for OwnFiles {
     }
 }
 
+impl ResolvesServerCert for OwnFiles {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.present())
+    }
+}
+
 fn stamp(path: &Path) -> Stamp {
     let meta = fs::metadata(path).ok()?;
     Some((meta.modified().ok()?, meta.len()))

@@ -82,6 +82,19 @@ impl ServerTls {
     }
 }
 
+/// TLS 1.2 and 1.3 for clients of HTTP that go by the authority of an operator's certificate.
+///
+/// # Errors
+/// If TLS cannot be set up.
+pub fn https_config(files: OwnFiles) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    let builder = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|why| failed("TLS", why))?;
+    let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(files));
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ServerTls({})", self.mode)
