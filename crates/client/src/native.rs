@@ -34,9 +34,10 @@
 //!
 //! # Invariants
 //!
-//! - A process that `fork` made uses nothing of its parent's: threads did not come along, locks may
-//!   be held by them for ever. What it drops of its parent's is left as it is
-//!   ([`NativeVolume::is_of_this_process`]).
+//! - A process that `fork` made uses nothing of its parent's, neither volumes nor this library:
+//!   threads did not come along, and the tables of `parking_lot` still name those that waited. What
+//!   such a process drops is left as it is ([`NativeVolume::is_of_this_process`]). It runs another
+//!   program, or loads the library once more.
 //! - A call that its caller leaves gives back what it comes to: an open that is answered later is
 //!   closed.
 

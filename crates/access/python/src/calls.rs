@@ -1,7 +1,7 @@
 //! Running a call: without the GIL, until it is answered or a signal handler raises an exception, as
 //! Ctrl-C does.
 
-use kestrel_client::native::{NativeCalls, NativeVolume};
+use kestrel_client::native::{Gone, NativeCalls, NativeVolume};
 use kestrel_types::error::{FsError, FsResult};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -15,21 +15,32 @@ pub fn run<T: Send>(
     volume: &NativeVolume,
     call: impl FnOnce(NativeCalls<'_>) -> FsResult<T> + Send,
 ) -> PyResult<FsResult<T>> {
+    until_signal(py, |gone| call(volume.calls(gone)))
+}
+
+/// Runs something without the GIL that ends early once it hears that a signal handler has raised an
+/// exception.
+///
+/// # Errors
+/// That exception.
+pub fn until_signal<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(Gone<'_>) -> T + Send,
+) -> PyResult<T> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let result = py.detach(|| {
-        let gone = || {
+        work(&|| {
             Python::attach(|py| match py.check_signals() {
-                Ok(()) => false,
+                Ok(()) => raised.lock().is_some(),
                 Err(error) => {
                     *raised.lock() = Some(error);
                     true
                 }
             })
-        };
-        call(volume.calls(&gone))
+        })
     });
     match raised.into_inner() {
-        // What a call of many has come to meanwhile is not told either.
+        // What it has come to meanwhile is not told.
         Some(error) => Err(error),
         None => Ok(result),
     }

@@ -35,5 +35,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<volume::Volume>()?;
     module.add_class::<file::File>()?;
+    module.add_function(wrap_pyfunction!(volume::was_used, module)?)?;
     Ok(())
 }

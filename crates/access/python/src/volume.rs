@@ -1,17 +1,18 @@
 //! A volume by URL: operations by path.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_client::native::{NativeCalls, NativeOptions, NativeVolume, OpenHow, Times};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{RenameFlags, SetTime, XattrFlags};
 use parking_lot::Mutex;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::calls::run;
+use crate::calls::{of_parent, run, until_signal};
 use crate::errors;
 use crate::file::File;
 use crate::paths::{self, PathArg};
@@ -19,9 +20,17 @@ use crate::stat::StatMaker;
 
 /// Whether the volume is in use, and how.
 enum State {
-    /// Opened by this process, or by one that forked it.
     Open(Arc<NativeVolume>),
     Closed,
+}
+
+/// Whether this library has ever opened a volume, and so has started threads.
+static WAS_USED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this library has ever opened a volume: a process that is forked then cannot use it.
+#[pyfunction]
+pub fn was_used() -> bool {
+    WAS_USED.load(Ordering::Relaxed)
 }
 
 /// An open volume. Programs have it below a `kestrelfs.Volume`.
@@ -50,31 +59,19 @@ impl Volume {
         url: &str,
         options: &NativeOptions,
     ) -> PyResult<Arc<NativeVolume>> {
-        py.detach(|| NativeVolume::open_shared(url, options))
-            .map_err(|error| errors::of_volume(&error, url))
+        WAS_USED.store(true, Ordering::Relaxed);
+        let opened = until_signal(py, |gone| NativeVolume::open_shared(url, options, gone))?;
+        let interrupted = || PyOSError::new_err((libc::EINTR, "interrupted", url.to_string()));
+        opened.ok_or_else(interrupted)?.map_err(|error| errors::of_volume(&error, url))
     }
 
-    /// The volume as this process has it: a process that was forked opens it by its URL.
+    /// The volume, if it is open.
     fn native(&self, py: Python<'_>) -> PyResult<Arc<NativeVolume>> {
         match &*self.state.lock() {
-            State::Closed => return Err(PyValueError::new_err("operation on closed volume")),
-            State::Open(volume) if volume.is_of_this_process() => return Ok(volume.clone()),
-            State::Open(_) => {}
+            State::Closed => Err(PyValueError::new_err("operation on closed volume")),
+            State::Open(volume) if volume.is_of_this_process() => Ok(volume.clone()),
+            State::Open(_) => Err(errors::of_path(py, &of_parent(), None)),
         }
-        let opened = Self::open_native(py, &self.url, &self.options)?;
-        let mut state = self.state.lock();
-        if let State::Closed = *state {
-            return Err(PyValueError::new_err("operation on closed volume"));
-        }
-        if let State::Open(before) = std::mem::replace(&mut *state, State::Open(opened.clone())) {
-            match before.is_of_this_process() {
-                // Another thread has opened it meanwhile, the same one.
-                true => drop(before),
-                // The parent's: not even the count of its users is touched.
-                false => std::mem::forget(before),
-            }
-        }
-        Ok(opened)
     }
 
     /// A call about one path.

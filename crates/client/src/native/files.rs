@@ -200,7 +200,7 @@ impl<'a> NativeCalls<'a> {
         let how = OpenHow { flags: OpenFlags { kill_suid, ..how.flags }, ..how };
         let opened = if how.create {
             self.open_or_create(path, how)?
-        } else if how.flags.truncate {
+        } else if how.flags.truncate || path.ends_with(b"/") {
             self.open_found(path, how.flags)?
         } else {
             match self.at_place(path, |place| self.open_at(place, how.flags)) {

@@ -9,6 +9,7 @@ use kestrel_rpc::token::Token;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::Creds;
 
+use super::shared::Shared;
 use super::{Gone, NativeCalls};
 use crate::error::VolumeError;
 use crate::follow::{self, FOLLOW_EVERY, FollowedVolume};
@@ -75,6 +76,7 @@ pub struct NativeVolume {
     read_only: bool,
     pid: u32,
     closed: AtomicBool,
+    shared: Option<Arc<Shared>>,
 }
 
 impl NativeVolume {
@@ -106,7 +108,18 @@ impl NativeVolume {
             read_only,
             pid,
             closed: AtomicBool::new(false),
+            shared: None,
         })
+    }
+
+    /// The same volume, which users share.
+    pub(super) fn shared_as(mut self, shared: Arc<Shared>) -> Self {
+        self.shared = Some(shared);
+        self
+    }
+
+    pub(super) fn shared(&self) -> Option<Arc<Shared>> {
+        self.shared.clone()
     }
 
     fn open_parts(
@@ -160,8 +173,7 @@ impl NativeVolume {
         self.read_only
     }
 
-    /// Whether this process has opened it. One that `fork` made from that process has to open it
-    /// anew.
+    /// Whether this process has opened it, and is not one that `fork` made from that process.
     pub fn is_of_this_process(&self) -> bool {
         self.pid == std::process::id()
     }

@@ -1,74 +1,77 @@
 //! One open volume for all users of a URL in this process: a volume in a directory can be open only
 //! once, and a served one needs one session.
 
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Weak};
 
 use kestrel_types::error::FsResult;
 use parking_lot::Mutex;
 
-use super::{NativeOptions, NativeVolume};
+use super::waiting::run_or;
+use super::{Gone, NativeOptions, NativeVolume};
 use crate::error::VolumeError;
 
-/// The volumes that a process has open.
-struct Registry {
-    pid: u32,
-    open: Mutex<Vec<Shared>>,
-}
-
-struct Shared {
+/// What makes two users share a volume, and the volume. It is locked while the volume is opened or
+/// closed.
+pub(super) struct Shared {
     url: String,
     token: Option<String>,
     read_only: bool,
-    volume: Weak<NativeVolume>,
+    volume: Mutex<Weak<NativeVolume>>,
 }
 
-static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(std::ptr::null_mut());
+/// The volumes that this process has open or is about to open. Not locked while one is opened.
+static OPEN: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
 
-/// The registry of this process. A process that was forked begins with an empty one: a thread that
-/// did not come along may have the lock of its parent's, which is left as it is.
-fn registry() -> &'static Registry {
-    let pid = std::process::id();
-    loop {
-        let found = REGISTRY.load(Ordering::Acquire);
-        // SAFETY: what was stored there is never freed.
-        if let Some(registry) = unsafe { found.as_ref() }.filter(|registry| registry.pid == pid) {
-            return registry;
-        }
-        let fresh = Box::into_raw(Box::new(Registry { pid, open: Mutex::default() }));
-        let swapped =
-            REGISTRY.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire);
-        if swapped.is_err() {
-            // SAFETY: no other thread has seen it.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
+/// The place of a volume among those that are shared.
+fn shared(url: &str, options: &NativeOptions) -> Arc<Shared> {
+    let mut open = OPEN.lock();
+    // What no volume and no thread refers to.
+    open.retain(|shared| Arc::strong_count(shared) > 1);
+    let is_same = |shared: &&Arc<Shared>| {
+        shared.url == url
+            && shared.token == options.token
+            && shared.read_only == options.read_only
+    };
+    if let Some(shared) = open.iter().find(is_same) {
+        return shared.clone();
     }
+    let shared = Arc::new(Shared {
+        url: url.to_string(),
+        token: options.token.clone(),
+        read_only: options.read_only,
+        volume: Mutex::default(),
+    });
+    open.push(shared.clone());
+    shared
 }
 
 impl NativeVolume {
     /// The volume that `url` names, which other users of the same URL and token in this process
-    /// share. [`NativeVolume::give_back`] ends the use.
+    /// share. [`NativeVolume::give_back`] ends the use. A caller that is gone does not wait: what
+    /// is opened then is closed.
     ///
     /// # Errors
-    /// As for [`NativeVolume::open`].
-    pub fn open_shared(url: &str, options: &NativeOptions) -> Result<Arc<Self>, VolumeError> {
-        let mut open = registry().open.lock();
-        open.retain(|shared| shared.volume.strong_count() > 0);
-        let is_same = |shared: &&Shared| {
-            shared.url == url
-                && shared.token == options.token
-                && shared.read_only == options.read_only
-        };
-        if let Some(volume) = open.iter().find(is_same).and_then(|shared| shared.volume.upgrade()) {
+    /// As for [`NativeVolume::open`]; none if the caller is gone.
+    pub fn open_shared(
+        url: &str,
+        options: &NativeOptions,
+        gone: Gone<'_>,
+    ) -> Option<Result<Arc<Self>, VolumeError>> {
+        let (url, options) = (url.to_string(), options.clone());
+        // On a thread of its own: a server may take a minute to say nothing.
+        let open = move || Self::open_or_share(&url, &options);
+        run_or(gone, open, |late| drop(late.map(Self::give_back)))
+    }
+
+    fn open_or_share(url: &str, options: &NativeOptions) -> Result<Arc<Self>, VolumeError> {
+        let shared = shared(url, options);
+        let mut open = shared.volume.lock();
+        if let Some(volume) = open.upgrade() {
             return Ok(volume);
         }
-        let volume = Arc::new(Self::open(url, options)?);
-        open.push(Shared {
-            url: url.to_string(),
-            token: options.token.clone(),
-            read_only: options.read_only,
-            volume: Arc::downgrade(&volume),
-        });
+        let volume = Self::open(url, options)?;
+        let volume = Arc::new(volume.shared_as(shared.clone()));
+        *open = Arc::downgrade(&volume);
         Ok(volume)
     }
 
@@ -82,8 +85,9 @@ impl NativeVolume {
             std::mem::forget(self);
             return Ok(());
         }
+        let shared = self.shared();
         // No user begins meanwhile.
-        let _open = registry().open.lock();
+        let _open = shared.as_ref().map(|shared| shared.volume.lock());
         match Arc::into_inner(self) {
             Some(volume) => volume.close(),
             None => Ok(()),

@@ -61,6 +61,45 @@ pub fn wait<T: Send + 'static>(gone: Gone<'_>, call: impl FnOnce(Done<T>)) -> Fs
     wait_or(gone, drop, call)
 }
 
+/// Runs `work` on a thread of its own and waits for its result; none if the caller is gone before,
+/// and then `undo` gets the result. Without another thread it runs on this one.
+pub fn run_or<T: Send + 'static>(
+    gone: Gone<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> Option<T> {
+    let left = Arc::new(parking_lot::Mutex::new(false));
+    let (is_left, (send, receive)) = (left.clone(), sync_channel(1));
+    let (give, taken) = sync_channel(1);
+    let run = move || {
+        let Ok(work): Result<Box<dyn FnOnce() -> T + Send>, _> = taken.recv() else { return };
+        let result = work();
+        let is_left = is_left.lock();
+        match *is_left {
+            true => undo(result),
+            false => drop(send.send(result)),
+        }
+    };
+    let thread = std::thread::Builder::new().name("kestrel-open".into()).spawn(run);
+    if thread.is_err() {
+        return Some(work());
+    }
+    // The thread waits for it.
+    let _ = give.send(Box::new(work));
+    loop {
+        match receive.recv_timeout(ASK_EVERY) {
+            Ok(result) => return Some(result),
+            Err(RecvTimeoutError::Timeout) if !gone() => {}
+            Err(_) => {
+                let mut left = left.lock();
+                *left = true;
+                // It may have come in this moment.
+                return receive.try_recv().ok();
+            }
+        }
+    }
+}
+
 /// The next value from a channel; none if the caller is gone. A sender that is gone without a value
 /// is an error of the value's kind.
 fn next<T>(receive: &Receiver<FsResult<T>>, gone: Gone<'_>) -> Option<FsResult<T>> {
