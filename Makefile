@@ -1,7 +1,7 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all \
+.PHONY: help demo demo-s3 demo-cluster demo-ha build wheel install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
 	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
 	bench-compression bench-compact bench-datasets lint fmt audit clean
@@ -15,6 +15,7 @@ help:
 	@echo "make test-all every suite in every mode, in the sizes of the night: hours"
 	@echo "make test-build  build what tests/run.sh needs, once for all suites: target/ci"
 	@echo "make build   build the release binary, target/release/kestrel"
+	@echo "make wheel   build the Python package: target/wheels/kestrelfs-*.whl"
 	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
@@ -37,6 +38,10 @@ help:
 
 build:
 	cargo build --release --locked
+
+# The Python package: pip install target/wheels/kestrelfs-*.whl
+wheel:
+	scripts/wheel.sh
 
 # /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for
 # kestrel. Without the package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from kestrelfs import _native
 
@@ -156,7 +156,7 @@ def wrap(
     if buffering == 0:
         if is_text:
             raise ValueError("can't have unbuffered text I/O")
-        return raw
+        return cast("IO[Any]", raw)
     size = BUFFER_BYTES if buffering in (-1, 1) else buffering
     if size < 0:
         raise ValueError("invalid buffering size")

@@ -67,7 +67,7 @@ class Volume:
     def __init__(self, url: str, token: str | None = None, *, read_only: bool = False) -> None:
         self._arguments = (url, token, read_only)
         self._closed = False
-        self._opened = _processes.native().Volume(url, token, read_only)
+        self._opened: _native.Volume = _processes.native().Volume(url, token, read_only)
         self._pid = os.getpid()
 
     @property
@@ -229,7 +229,8 @@ class Volume:
     ) -> Iterator[tuple[str, list[str], list[str]]]:
         """As ``os.walk``; symbolic links to directories are listed, and not followed."""
         where = os.fsdecode(top)
-        dirs, files = [], []
+        dirs: list[str] = []
+        files: list[str] = []
         for entry in self.scandir(where):
             (dirs if entry.is_dir() else files).append(entry.name)
         if topdown:

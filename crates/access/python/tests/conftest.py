@@ -51,7 +51,7 @@ class Served:
 @pytest.fixture(scope="session")
 def work():
     """A directory that is not memory."""
-    path = tempfile.mkdtemp(prefix="kestrel-python-", dir="/var/tmp")
+    path = tempfile.mkdtemp(prefix="kestrel-python-", dir=os.environ.get("TMPDIR", "/var/tmp"))
     yield path
     shutil.rmtree(path)
 

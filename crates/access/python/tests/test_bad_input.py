@@ -235,37 +235,48 @@ def test_snapshots_and_versions(work):
             assert caught.value.errno == errno.EROFS
 
 
+# A program of its own: pytest has its own handler of Ctrl-C.
+INTERRUPTED = """
+import json, os, shutil, signal, sys, tempfile, threading, time
+sys.path.insert(0, sys.argv[1])
+import conftest, kestrelfs
+
+work = tempfile.mkdtemp(dir=os.environ.get("TMPDIR", "/var/tmp"))
+server = conftest.Served(work)
+pid = int(json.loads(conftest.run(conftest.KESTREL, "status", server.dir, "--json"))["pid"])
+volume = kestrelfs.open_volume(server.url)
+volume.write_bytes("/file", b"1")
+
+def stop():
+    os.kill(pid, signal.SIGSTOP)
+    for task in os.listdir(f"/proc/{pid}/task"):
+        while open(f"/proc/{pid}/task/{task}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.01)
+
+for name, call in {
+    "stat": lambda: volume.stat("/file"), "open": lambda: volume.open("/file"),
+    "many": lambda: volume.read_many(["/file"] * 9), "make": lambda: volume.mkdir("/made"),
+}.items():
+    stop()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    try:
+        call()
+        print(name, "was answered")
+    except KeyboardInterrupt:
+        took = time.monotonic() - begun
+        print(name, "ended" if took < 1.5 else took)
+    os.kill(pid, signal.SIGCONT)
+    volume.stat("/file")
+volume.close()
+server.stop()
+shutil.rmtree(work)
+"""
+
+
 def test_ctrl_c_ends_a_call():
     """A call that waits for a server which does not answer ends with KeyboardInterrupt, at once."""
-    told = python(
-        "import kestrelfs, os, signal, sys, threading, time\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "import conftest, tempfile, shutil\n"
-        "work = tempfile.mkdtemp(dir='/var/tmp')\n"
-        "server = conftest.Served(work)\n"
-        "pid = int(__import__('json').loads(conftest.run(conftest.KESTREL, 'status', server.dir, '--json'))['pid'])\n"
-        "volume = kestrelfs.open_volume(server.url)\n"
-        "volume.write_bytes('/file', b'1')\n"
-        "for name, call in {\n"
-        "    'stat': lambda: volume.stat('/file'), 'open': lambda: volume.open('/file'),\n"
-        "    'many': lambda: volume.read_many(['/file'] * 9), 'make': lambda: volume.mkdir('/made'),\n"
-        "}.items():\n"
-        "    os.kill(pid, signal.SIGSTOP)\n"
-        "    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))\n"
-        "    timer.start()\n"
-        "    begun = time.monotonic()\n"
-        "    try:\n"
-        "        call()\n"
-        "        print(name, 'was answered')\n"
-        "    except KeyboardInterrupt:\n"
-        "        took = time.monotonic() - begun\n"
-        "        print(name, 'ended' if took < 1.5 else took)\n"
-        "    os.kill(pid, signal.SIGCONT)\n"
-        "    volume.stat('/file')\n"
-        "volume.close()\n"
-        "server.stop()\n"
-        "shutil.rmtree(work)\n",
-        os.path.dirname(__file__))
+    told = python(INTERRUPTED, os.path.dirname(__file__))
     assert told.stdout.split("\n")[:4] == ["stat ended", "open ended", "many ended", "make ended"], told
     assert told.returncode == 0, told
 
