@@ -3,7 +3,7 @@
 
 .PHONY: help demo demo-s3 demo-cluster demo-ha build wheel install uninstall docs test test-all \
 	test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
-	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
+	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs bench-access \
 	bench-compression bench-compact bench-datasets lint fmt audit clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs on versions (JOBS=--full: 1 M files): target/bench/jobs.json, jobs.svg"
+	@echo "make bench-access small files by the Python package, a mount, the local disk: target/bench/access.json, .svg"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"
@@ -147,6 +148,13 @@ bench-listing: build
 # VERSIONS=--full has the sizes of a dataset; it takes much longer.
 bench-versions: build
 	bench/versions.py $(VERSIONS)
+
+# The package as users install it, in an environment of its own.
+bench-access: build wheel
+	rm -rf target/python-bench
+	python3 -m venv target/python-bench
+	target/python-bench/bin/pip install --quiet fsspec target/wheels/kestrelfs-*.whl
+	target/python-bench/bin/python bench/access.py $(ACCESS)
 
 bench-compression: build
 	bench/compression.py

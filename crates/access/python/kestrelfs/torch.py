@@ -23,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from kestrelfs._files import RawFile, flags_of, wrap
 from kestrelfs._volume import Volume
 
 
@@ -117,7 +118,10 @@ class _CheckpointFiles(FileSystemBase):  # type: ignore[misc]
         self.volume = volume
 
     def create_stream(self, path: Any, mode: str) -> Any:
-        return _Stream(self.volume, os.fspath(path), mode)
+        path = os.fspath(path)
+        flags, raw_mode, is_text = flags_of(mode)
+        raw = _SyncedFile(self.volume._native.open(path, flags), path, raw_mode)
+        return wrap(raw, is_text, -1, None, None, None)
 
     def concat_path(self, path: Any, suffix: str) -> str:
         return os.path.join(os.fspath(path), suffix)
@@ -145,22 +149,13 @@ class _CheckpointFiles(FileSystemBase):  # type: ignore[misc]
         return [os.path.join(os.fspath(path), name) for name in self.volume.listdir(path)]
 
 
-class _Stream:
-    """A stream of a checkpoint, which has to have a ``fileno`` for nothing but ``os.fsync``."""
+class _SyncedFile(RawFile):
+    """A file of a checkpoint: durable when it is closed, before another file names it."""
 
-    def __init__(self, volume: Volume, path: str, mode: str) -> None:
-        self._file = volume.open(path, mode)
-
-    def __enter__(self) -> Any:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        raw = getattr(self._file, "raw", self._file)
-        if self._file.writable():
-            self._file.flush()
-            # What a checkpoint's name stands for is durable before it has the name.
-            raw.fsync()
-        self._file.close()
+    def close(self) -> None:
+        if not self.closed and self.writable():
+            self.fsync()
+        super().close()
 
 
 class StorageWriter(dcp.FileSystemWriter):  # type: ignore[misc]
