@@ -29,7 +29,7 @@ help:
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs on versions (JOBS=--full: 1 M files): target/bench/jobs.json, jobs.svg"
-	@echo "make bench-access small files by the Python package, a mount, the local disk: target/bench/access.json, .svg"
+	@echo "make bench-access small files by the Python package: target/bench/access.json, .svg"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-datasets du, large directories, quotas, rm -r, feeds, tiers (DATASETS=--full)"

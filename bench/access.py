@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Many small files read by one process: `read_many` of the Python package in batches, beside open and read through a
-mount, the same on the local disk, and fsspec's `cat`; a served volume and the volume itself.
+"""Many small files read by one process: `read_many` of the Python package in batches, beside open
+and read through a mount, the same on the local disk, and fsspec's `cat`; a served volume and the
+volume itself.
 
-The limit is a copy of the bytes within one process. Order is random and the same for all; caches are warm, as a data
-set that is read for the second epoch.
+The limit is a copy of the bytes within one process. Order is random and the same for all; caches
+are warm, as a data set that is read for the second epoch.
 
     make bench-access        writes target/bench/access.json, access.svg
 """
@@ -68,7 +69,8 @@ def measure(ways, rounds):
             used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             cpu[name].append(1e6 * used / FILES)
     # The first round only warms.
-    return {name: (statistics.median(wall[name][1:]), statistics.median(cpu[name][1:])) for name in ways}
+    middle = statistics.median
+    return {name: (middle(wall[name][1:]), middle(cpu[name][1:])) for name in ways}
 
 
 def make(write, data):
@@ -116,16 +118,18 @@ def of_size(scratch, size, shown, rounds, rows, judged):
     ours = found["read_many, served"][0]
     of_mount = found["open and read, mount"][0] / ours
     of_local = found["open and read, local"][0] / ours
-    judged.append((f"{shown}: read_many {of_mount:.1f} times the mount (at least {MOUNT_MIN})", of_mount >= MOUNT_MIN))
+    text = f"{shown}: read_many {of_mount:.1f} times the mount (at least {MOUNT_MIN})"
+    judged.append((text, of_mount >= MOUNT_MIN))
     if size == SIZES[0][0]:
-        judged.append((f"{shown}: read_many {of_local:.2f} times the local disk (at least {LOCAL_MIN})",
-                       of_local >= LOCAL_MIN))
+        text = f"{shown}: read_many {of_local:.2f} times the local disk (at least {LOCAL_MIN})"
+        judged.append((text, of_local >= LOCAL_MIN))
     else:
         print(f"{shown}: read_many {of_local:.2f} times the local disk")
 
 
 def plot(path, rows):
-    bars(path, [(row["what"], row["us_per_file"], row["is_ours"]) for row in rows], "us a file", left=250)
+    lines = [(row["what"], row["us_per_file"], row["is_ours"]) for row in rows]
+    bars(path, lines, "us a file", left=250)
 
 
 def main():

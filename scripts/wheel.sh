@@ -12,7 +12,8 @@ build=$target/python-build
 if ! cmp -s "$package/requirements-build.txt" "$build/installed.txt"; then
     rm -rf "$build"
     python3 -m venv "$build"
-    "$build/bin/pip" install --quiet --disable-pip-version-check -r "$package/requirements-build.txt"
+    "$build/bin/pip" install --quiet --disable-pip-version-check \
+        -r "$package/requirements-build.txt"
     cp "$package/requirements-build.txt" "$build/installed.txt"
 fi
 rm -rf "$target/wheels"

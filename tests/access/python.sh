@@ -17,24 +17,26 @@ export KESTREL PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUI
 export TMPDIR=$WORK
 
 # pytest_of DIR ARGUMENT…: runs tests in a directory that has no kestrelfs of its own.
-pytest_of() {
+pytest_of() (
     cd "$1"
     shift
     "$WORK/venv/bin/pytest" -q -p no:cacheprovider --timeout 60 "$@"
-}
-as_nobody() {
+)
+as_nobody() (
     cd "$1"
     shift
-    setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$WORK/nobody" TMPDIR="$WORK/nobody" \
-        KESTREL="$WORK/kestrel" "$WORK/venv/bin/pytest" -q -p no:cacheprovider --timeout 60 "$@"
-}
+    setpriv --reuid 65534 --regid 65534 --clear-groups env \
+        HOME="$WORK/nobody" TMPDIR="$WORK/nobody" KESTREL="$WORK/kestrel" \
+        "$WORK/venv/bin/pytest" -q -p no:cacheprovider --timeout 60 "$@"
+)
 
 check "the wheel is built" "$ROOT/scripts/wheel.sh" ci
 # Debian's Python, which every user can run.
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 "$python" -m venv "$WORK/venv"
-check "pip installs the file and nothing else" "$WORK/venv/bin/pip" install --no-index "$wheels"/kestrelfs-*.whl
+check "pip installs the file and nothing else" \
+    "$WORK/venv/bin/pip" install --no-index "$wheels"/kestrelfs-*.whl
 check "it needs no other package" "$WORK/venv/bin/python" -c 'import kestrelfs'
 check "what the tests need is installed" "$WORK/venv/bin/pip" install -r "$package/$which"
 # The tests lie elsewhere than the sources, so that the wheel is what is tested.
@@ -44,14 +46,18 @@ check "files, bursts, processes, bad input" pytest_of "$WORK/tests" --ignore tes
 mkdir -m 777 "$WORK/nobody"
 cp "$KESTREL" "$WORK/kestrel"
 chmod -R go+rX "$WORK/venv" "$WORK/tests" "$WORK/kestrel"
-check "the same as a user without rights" as_nobody "$WORK/tests" -k "embedded and not large" test_files.py
+check "the same as a user without rights" \
+    as_nobody "$WORK/tests" -k "embedded and not large" test_files.py
 if [ -z "$all" ]; then
     # Without fsspec's own suites, and what needs pandas.
     check "fsspec by URL" pytest_of "$WORK/tests" test_fsspec.py \
         -k "not (TestCopy or TestGet or TestPut or TestOpen or TestPipe or pandas)"
 else
-    check "fsspec, by its own suites, with pandas and pyarrow" pytest_of "$WORK/tests" test_fsspec.py
-    check "the type stubs are true" env -C "$package" "$WORK/venv/bin/mypy" --cache-dir "$WORK/mypy" kestrelfs
-    check "the recipes of the documents work" pytest_of "$WORK/tests" "$ROOT/tests/access/recipes.py"
+    check "fsspec, by its own suites, with pandas and pyarrow" \
+        pytest_of "$WORK/tests" test_fsspec.py
+    check "the type stubs are true" \
+        env -C "$package" "$WORK/venv/bin/mypy" --cache-dir "$WORK/mypy" kestrelfs
+    check "the recipes of the documents work" \
+        pytest_of "$WORK/tests" "$ROOT/tests/access/recipes.py"
 fi
 summary

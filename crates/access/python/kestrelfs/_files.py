@@ -20,8 +20,8 @@ BUFFER_BYTES = 1 << 20
 class RawFile(io.RawIOBase):
     """An unbuffered file of a volume, as ``io.FileIO`` is one of the system.
 
-    It has no ``fileno``: no system call knows it. ``pread_into`` and ``pwrite`` read and write at an offset, from any
-    number of threads.
+    It has no ``fileno``: no system call knows it. ``pread_into`` and ``pwrite`` read and write at
+    an offset, from any number of threads.
     """
 
     def __init__(self, file: _native.File, name: StrOrBytesPath, mode: str) -> None:
@@ -59,7 +59,9 @@ class RawFile(io.RawIOBase):
         return self._file.write(_bytes_of(buffer))
 
     def pread_into(self, buffer: Buffer, offset: int) -> int:
-        """Fills a writable buffer with the bytes from ``offset`` on; how many, fewer only at the end of the file."""
+        """Fills a writable buffer with the bytes from ``offset`` on; how many, fewer only at the
+        end of the file.
+        """
         self._check("r", self._file.readable())
         return self._file.pread_into(_bytes_of(buffer), offset)
 

@@ -1,8 +1,9 @@
 """The compiled part, for this process.
 
-A process that was forked has none of its parent's threads, but all of its locks, as they were at that moment: nothing
-of the parent's library can be used. Such a process loads the library once more, from a copy that the parent made
-before the fork and that all its children share. A copy it has to be: the loader knows a file again by its inode.
+A process that was forked has none of its parent's threads, but all of its locks, as they were at
+that moment: nothing of the parent's library can be used. Such a process loads the library once
+more, from a copy that the parent made before the fork and that all its children share. A copy it
+has to be: the loader knows a file again by its inode.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ class Volume:
         return self._closed
 
     def close(self) -> None:
-        """Ends the use of the volume. The last user of it in this process stores what was written, and closes it."""
+        """Ends the use of the volume. The last user of it in this process stores what was written,
+        and closes it.
+        """
         self._closed = True
         self._opened.close()
 
@@ -154,8 +156,8 @@ class Volume:
     ) -> IO[Any]:
         """Opens a file as builtin ``open`` does: the same modes, and the same layers of ``io``.
 
-        Unbuffered binary files are ``RawFile``s. What was written is seen by others, and stored, when the file is
-        closed or committed (``RawFile.commit``), or after a second.
+        Unbuffered binary files are ``RawFile``s. What was written is seen by others, and stored,
+        when the file is closed or committed (``RawFile.commit``), or after a second.
         """
         flags, raw_mode, is_text = flags_of(mode)
         raw = RawFile(self._native.open(path, flags), path, raw_mode)
@@ -180,8 +182,9 @@ class Volume:
     ) -> list[Any]:
         """The contents of many files, in the order of ``paths``, with one burst of requests.
 
-        The first error is raised; with ``return_exceptions`` an ``OSError`` is in the place of what could not be
-        read. All contents are in memory at the same time. Access times stay what they were.
+        The first error is raised; with ``return_exceptions`` an ``OSError`` is in the place of what
+        could not be read. All contents are in memory at the same time. Access times stay what they
+        were.
         """
         return self._native.read_many(paths, return_exceptions)
 
@@ -198,7 +201,8 @@ class Volume:
     def list_many(
         self, paths: Iterable[StrOrBytesPath], *, return_exceptions: bool = False
     ) -> list[Any]:
-        """``os.listdir`` of many directories with bursts of requests; errors as with ``read_many``."""
+        """``os.listdir`` of many directories with bursts of requests; errors as with ``read_many``.
+        """
         return self._native.list_many(paths, return_exceptions)
 
     def truncate(self, path: StrOrBytesPath, length: int) -> None:
@@ -208,7 +212,9 @@ class Volume:
         self._native.truncate(path, length)
 
     def copy_file(self, source: StrOrBytesPath, destination: StrOrBytesPath) -> None:
-        """Copies a file within the volume. Of a large one no byte is moved: both files refer to what is stored."""
+        """Copies a file within the volume. Of a large one no byte is moved: both files refer to
+        what is stored.
+        """
         self._native.copy_file(source, destination)
 
     # Names.
@@ -271,7 +277,9 @@ class Volume:
         self._native.rename(one, other, False, True)
 
     def symlink(self, target: StrOrBytesPath, path: StrOrBytesPath) -> None:
-        """As ``os.symlink``. A target that begins with a slash is a path from the volume's root here."""
+        """As ``os.symlink``. A target that begins with a slash is a path from the volume's root
+        here.
+        """
         self._native.symlink(target, path)
 
     def readlink(self, path: StrOrBytesPath) -> Any:
@@ -388,13 +396,14 @@ class Volume:
 def open_volume(url: str, token: str | None = None, *, read_only: bool = False) -> Volume:
     """Opens the volume that ``url`` names.
 
-    ``url`` is what ``kestrel mount`` takes: ``kestrel://HOST/NAME``, ``s3://BUCKET/PREFIX?…``, the directory of a
-    volume, ``VOLUME@SNAPSHOT``, ``VOLUME:/DIR@SNAPSHOT``, ``VOLUME//VERSION``. ``token`` is the text of a token
-    (``kestrel token create``); without one the file that ``KESTREL_TOKEN_FILE`` names is read. Several users of the
-    same URL, token and ``read_only`` in a process share one connection.
+    ``url`` is what ``kestrel mount`` takes: ``kestrel://HOST/NAME``, ``s3://BUCKET/PREFIX?…``, the
+    directory of a volume, ``VOLUME@SNAPSHOT``, ``VOLUME:/DIR@SNAPSHOT``, ``VOLUME//VERSION``.
+    ``token`` is the text of a token (``kestrel token create``); without one the file that
+    ``KESTREL_TOKEN_FILE`` names is read. Several users of the same URL, token and ``read_only`` in
+    a process share one connection.
 
-    Raises an ``OSError`` that says what to do if the volume cannot be opened: ``FileNotFoundError`` if there is none,
-    errno ``EBUSY`` if it is not served and another process has it open.
+    Raises an ``OSError`` that says what to do if the volume cannot be opened: ``FileNotFoundError``
+    if there is none, errno ``EBUSY`` if it is not served and another process has it open.
     """
     return Volume(url, token, read_only=read_only)
 

@@ -3,14 +3,13 @@
     import asyncio
     from kestrelfs import aio
 
-    async def main() -> None:
-        async with await aio.open_volume("kestrel://meta1/photos") as volume:
-            first, second = await asyncio.gather(volume.read_bytes("/a"), volume.read_bytes("/b"))
-            contents = await volume.read_many(["/c", "/d"])
+async def main() -> None: async with await aio.open_volume("kestrel://meta1/photos") as volume:
+first, second = await asyncio.gather(volume.read_bytes("/a"), volume.read_bytes("/b")) contents =
+await volume.read_many(["/c", "/d"])
 
-Calls run on threads of the volume's own (``max_workers``), so that the event loop never waits; the bursts of
-``read_many`` need one for all their files. A call that is cancelled goes on, and nobody hears of its end.
-``blocking`` is the volume itself, for what has no awaitable.
+Calls run on threads of the volume's own (``max_workers``), so that the event loop never waits; the
+bursts of ``read_many`` need one for all their files. A call that is cancelled goes on, and nobody
+hears of its end. ``blocking`` is the volume itself, for what has no awaitable.
 """
 
 from __future__ import annotations
@@ -24,12 +23,44 @@ from typing import Any
 from kestrelfs._volume import Volume as _Volume
 
 # Methods that wait for the volume.
-_METHODS = frozenset({
-    "access", "chmod", "chown", "copy_file", "exchange", "exists", "getxattr", "isdir", "isfile", "link", "list_many",
-    "listdir", "listxattr", "lstat", "makedirs", "mkdir", "read_bytes", "read_many", "readlink", "remove",
-    "removexattr", "rename", "replace", "rmdir", "setxattr", "stat", "stat_many", "statvfs", "symlink", "sync",
-    "truncate", "unlink", "utime", "write_bytes",
-})
+_METHODS = frozenset(
+    {
+        "access",
+        "chmod",
+        "chown",
+        "copy_file",
+        "exchange",
+        "exists",
+        "getxattr",
+        "isdir",
+        "isfile",
+        "link",
+        "list_many",
+        "listdir",
+        "listxattr",
+        "lstat",
+        "makedirs",
+        "mkdir",
+        "read_bytes",
+        "read_many",
+        "readlink",
+        "remove",
+        "removexattr",
+        "rename",
+        "replace",
+        "rmdir",
+        "setxattr",
+        "stat",
+        "stat_many",
+        "statvfs",
+        "symlink",
+        "sync",
+        "truncate",
+        "unlink",
+        "utime",
+        "write_bytes",
+    }
+)
 
 
 class Volume:
@@ -55,7 +86,9 @@ class Volume:
 
     async def open(self, path: Any, mode: str = "r", **options: Any) -> File:
         """Opens a file; its methods are awaitables."""
-        return File(self, await self._run(functools.partial(self.blocking.open, path, mode, **options)))
+        return File(
+            self, await self._run(functools.partial(self.blocking.open, path, mode, **options))
+        )
 
     async def close(self) -> None:
         """Ends the use of the volume, when the calls that are under way have ended."""
@@ -73,7 +106,9 @@ class Volume:
 
 
 class File:
-    """An open file: ``read``, ``write``, ``seek``, ``truncate``, ``flush`` and ``close`` are awaitables."""
+    """An open file: ``read``, ``write``, ``seek``, ``truncate``, ``flush`` and ``close`` are
+    awaitables.
+    """
 
     def __init__(self, volume: Volume, file: Any) -> None:
         self.blocking = file
@@ -90,7 +125,9 @@ class File:
 
     async def seek(self, offset: int, whence: int = 0) -> int:
         """As of the file that ``open`` gives."""
-        position: int = await self._volume._run(functools.partial(self.blocking.seek, offset, whence))
+        position: int = await self._volume._run(
+            functools.partial(self.blocking.seek, offset, whence)
+        )
         return position
 
     async def truncate(self, size: int | None = None) -> int:

@@ -4,14 +4,16 @@
 
     frame = pd.read_parquet("kestrel://meta1/photos/tables/labels.parquet")
 
-A URL is that of a served volume and the path in it: ``kestrel://HOST[:PORT]/VOLUME/PATH``. A snapshot
-(``kestrel://HOST/VOLUME@NAME/PATH``) and a published version (``kestrel://HOST/VOLUME//NAME/PATH``) are named alike.
-Any other volume is named by the option ``volume``, and the path stands alone:
+A URL is that of a served volume and the path in it: ``kestrel://HOST[:PORT]/VOLUME/PATH``. A
+snapshot (``kestrel://HOST/VOLUME@NAME/PATH``) and a published version
+(``kestrel://HOST/VOLUME//NAME/PATH``) are named alike. Any other volume is named by the option
+``volume``, and the path stands alone:
 
-    pd.read_parquet("kestrel:///tables/labels.parquet", storage_options={"volume": "/srv/photos"})
+pd.read_parquet("kestrel:///tables/labels.parquet", storage_options={"volume": "/srv/photos"})
 
-Options: ``volume`` (what ``kestrelfs.open_volume`` takes), ``token``, ``read_only``. Installed with the package, the
-protocol is known to fsspec. ``cat`` of many files is ``Volume.read_many``: one burst of requests.
+Options: ``volume`` (what ``kestrelfs.open_volume`` takes), ``token``, ``read_only``. Installed with
+the package, the protocol is known to fsspec. ``cat`` of many files is ``Volume.read_many``: one
+burst of requests.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from kestrelfs._volume import Volume
 # Host and volume, which may be at a snapshot or a version, and the path.
 _URL = re.compile(r"(kestrel://[^/]+/[^/]+(?://[^/]+)?)(/.*)?$", re.DOTALL)
 
-_KINDS = {stat_module.S_IFDIR: "directory", stat_module.S_IFREG: "file", stat_module.S_IFLNK: "link"}
+_KINDS = {
+    stat_module.S_IFDIR: "directory",
+    stat_module.S_IFREG: "file",
+    stat_module.S_IFLNK: "link",
+}
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -58,7 +64,9 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**options)
         if volume is None:
-            raise ValueError("kestrel: no volume is named: use kestrel://HOST/VOLUME/PATH, or the option volume")
+            raise ValueError(
+                "kestrel: no volume is named: use kestrel://HOST/VOLUME/PATH, or the option volume"
+            )
         self.auto_mkdir = auto_mkdir
         self.volume = Volume(volume, token, read_only=read_only)
 
@@ -73,7 +81,7 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return [cls._strip_protocol(one) for one in path]
         path = os.fspath(path)
         if path.startswith("kestrel:///") or path == "kestrel://":
-            path = path[len("kestrel://"):]
+            path = path[len("kestrel://") :]
         elif path.startswith("kestrel://"):
             path = split_url(path)[1]
         path = "/" + path.strip("/") if path.strip("/") else "/"
@@ -123,9 +131,16 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if not detail:
             return paths
         stats = self.volume.stat_many(paths, return_exceptions=True)
-        dangling = [path for path, known in zip(paths, stats, strict=True) if isinstance(known, OSError)]
-        links = dict(zip(dangling, self.volume.stat_many(dangling, follow_symlinks=False, return_exceptions=True),
-                         strict=True))
+        dangling = [
+            path for path, known in zip(paths, stats, strict=True) if isinstance(known, OSError)
+        ]
+        links = dict(
+            zip(
+                dangling,
+                self.volume.stat_many(dangling, follow_symlinks=False, return_exceptions=True),
+                strict=True,
+            )
+        )
         infos = []
         for path, known in zip(paths, stats, strict=True):
             known = links.get(path, known)
@@ -177,7 +192,9 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
             known = self.volume.lstat(one)
             if stat_module.S_ISDIR(known.st_mode):
                 if not recursive:
-                    raise IsADirectoryError(errno.EISDIR, "it is a directory: rm needs recursive", one)
+                    raise IsADirectoryError(
+                        errno.EISDIR, "it is a directory: rm needs recursive", one
+                    )
                 self.volume.rmdir(one)
             else:
                 self.volume.unlink(one)
@@ -191,7 +208,14 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
         else:
             self.volume.copy_file(path1, path2)
 
-    def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
+    def mv(
+        self,
+        path1: str,
+        path2: str,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> None:
         if maxdepth is not None or isinstance(path1, list):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **options)
             return
@@ -207,26 +231,38 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
         else:
             self.volume.utime(path)
 
-    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
+    def cat(
+        self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any
+    ) -> Any:
         if options.get("start") is not None or options.get("end") is not None:
             return super().cat(path, recursive, on_error, **options)
         paths = self.expand_path(path, recursive=recursive)
         if recursive or any(mark in str(path) for mark in "*?["):
             # Directories among what was found have no content.
             kinds = self.volume.stat_many(paths, return_exceptions=True)
-            paths = [one for one, known in zip(paths, kinds, strict=True)
-                     if isinstance(known, OSError) or not stat_module.S_ISDIR(known.st_mode)]
+            paths = [
+                one
+                for one, known in zip(paths, kinds, strict=True)
+                if isinstance(known, OSError) or not stat_module.S_ISDIR(known.st_mode)
+            ]
         contents = self.volume.read_many(paths, return_exceptions=on_error != "raise")
-        if len(paths) == 1 and isinstance(path, (str, os.PathLike)) and paths[0] == self._strip_protocol(path):
+        if (
+            len(paths) == 1
+            and isinstance(path, (str, os.PathLike))
+            and paths[0] == self._strip_protocol(path)
+        ):
             if isinstance(contents[0], OSError) and on_error == "omit":
                 return {}
             return contents[0]
         return {
-            one: data for one, data in zip(paths, contents, strict=True)
+            one: data
+            for one, data in zip(paths, contents, strict=True)
             if not (isinstance(data, OSError) and on_error == "omit")
         }
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
         path = self._strip_protocol(path)
         if start is None and end is None:
             return self.volume.read_bytes(path)
@@ -239,7 +275,13 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return bytes(memoryview(room)[:read])
 
     def cat_ranges(
-        self, paths: Iterable[str], starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_: Any
+        self,
+        paths: Iterable[str],
+        starts: Any,
+        ends: Any,
+        max_gap: Any = None,
+        on_error: str = "return",
+        **_: Any,
     ) -> list[Any]:
         paths = list(paths)
         starts = starts if isinstance(starts, Iterable) else [starts] * len(paths)
@@ -258,13 +300,27 @@ class KestrelFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._open(self._strip_protocol(path), "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
-    def open(self, path: str, mode: str = "rb", block_size: Any = None, cache_options: Any = None,
-             compression: Any = None, **options: Any) -> Any:
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: Any = None,
+        cache_options: Any = None,
+        compression: Any = None,
+        **options: Any,
+    ) -> Any:
         # A whole file of Python's own: nothing has to be read ahead above it.
         return super().open(path, mode, block_size, cache_options, compression, **options)
 
-    def _open(self, path: str, mode: str = "rb", block_size: Any = None, autocommit: bool = True,
-              cache_options: Any = None, **_: Any) -> IO[bytes]:
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: Any = None,
+        autocommit: bool = True,
+        cache_options: Any = None,
+        **_: Any,
+    ) -> IO[bytes]:
         if self.auto_mkdir and mode[0] in "wax":
             self.volume.makedirs(self._parent(path), exist_ok=True)
         if autocommit or mode[0] == "r":

@@ -6,10 +6,10 @@
     files = FileDataset("kestrel://meta1/photos//imagenet@v3", root="/train", transform=decode)
     loader = DataLoader(files, batch_size=256, shuffle=True, num_workers=4, prefetch_factor=2)
 
-A ``DataLoader`` asks a map-style data set for a batch at a time (``__getitems__``), and the data set asks the volume
-for all files of the batch at once; ``num_workers`` and ``prefetch_factor`` read the next batches meanwhile. Workers
-may be forked or spawned. A data set that many processes read is best a published version (``VOLUME//NAME``): it
-never changes, and needs no server.
+A ``DataLoader`` asks a map-style data set for a batch at a time (``__getitems__``), and the data
+set asks the volume for all files of the batch at once; ``num_workers`` and ``prefetch_factor`` read
+the next batches meanwhile. Workers may be forked or spawned. A data set that many processes read is
+best a published version (``VOLUME//NAME``): it never changes, and needs no server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def _volume_of(volume: Volume | str, token: str | None) -> Volume:
 
 
 def list_files(volume: Volume, root: str = "/") -> list[str]:
-    """The paths of all regular files below a directory, in order; the directories of a level are listed at once."""
+    """The paths of all regular files below a directory, in order; the directories of a level are
+    listed at once.
+    """
     found: list[str] = []
     level = [root.rstrip("/") or "/"]
     while level:
@@ -47,8 +49,8 @@ def list_files(volume: Volume, root: str = "/") -> list[str]:
 class FileDataset(Dataset[Any]):
     """A map-style data set of whole files.
 
-    ``paths`` names them; without it they are all files below ``root``. A sample is ``transform(path, content)``, by
-    default the content.
+    ``paths`` names them; without it they are all files below ``root``. A sample is
+    ``transform(path, content)``, by default the content.
     """
 
     def __init__(
@@ -71,16 +73,19 @@ class FileDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of a batch, whose files are read with one burst."""
+        """The samples of a batch: its files are read with one burst."""
         paths = [self.paths[index] for index in indices]
         contents = self.volume.read_many(paths)
         if self.transform is None:
             return contents
-        return [self.transform(path, content) for path, content in zip(paths, contents, strict=True)]
+        return [
+            self.transform(path, content) for path, content in zip(paths, contents, strict=True)
+        ]
 
 
 class FileStream(IterableDataset[Any]):
-    """An iterable data set of whole files, in the order of ``paths``, ``batch_files`` with each burst.
+    """An iterable data set of whole files, in the order of ``paths``, ``batch_files`` with each
+    burst.
 
     The workers of a ``DataLoader`` share the files: each has every n-th burst.
     """
@@ -106,7 +111,7 @@ class FileStream(IterableDataset[Any]):
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         starts = range(number * self.batch_files, len(self.paths), count * self.batch_files)
         for start in starts:
-            paths = self.paths[start:start + self.batch_files]
+            paths = self.paths[start : start + self.batch_files]
             for path, content in zip(paths, self.volume.read_many(paths), strict=True):
                 yield content if self.transform is None else self.transform(path, content)
 
@@ -164,7 +169,9 @@ class StorageWriter(dcp.FileSystemWriter):  # type: ignore[misc]
     dcp.save(state, storage_writer=StorageWriter("kestrel://meta1/models", "/run7/step100"))
     """
 
-    def __init__(self, volume: Volume | str, path: str, *, token: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, volume: Volume | str, path: str, *, token: str | None = None, **options: Any
+    ) -> None:
         opened = volume if isinstance(volume, Volume) else Volume(volume, token)
         # The files have no descriptor that could be synced: closing them does that.
         super().__init__(path, sync_files=False, **options)
@@ -178,7 +185,9 @@ class StorageReader(dcp.FileSystemReader):  # type: ignore[misc]
     dcp.load(state, storage_reader=StorageReader("kestrel://meta1/models", "/run7/step100"))
     """
 
-    def __init__(self, volume: Volume | str, path: str, *, token: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, volume: Volume | str, path: str, *, token: str | None = None, **options: Any
+    ) -> None:
         super().__init__(path, **options)
         self.fs = _CheckpointFiles(_volume_of(volume, token))
         self.path = self.fs.init_path(path)

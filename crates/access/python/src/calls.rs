@@ -1,5 +1,5 @@
-//! Running a call: without the GIL, until it is answered or a signal handler raises an exception, as
-//! Ctrl-C does.
+//! Running a call: without the GIL, until it is answered or a signal handler raises an exception,
+//! as Ctrl-C does.
 
 use kestrel_client::native::{Gone, NativeCalls, NativeVolume};
 use kestrel_types::error::{FsError, FsResult};

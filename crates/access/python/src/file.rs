@@ -106,7 +106,12 @@ impl File {
     }
 
     /// Reads into a writable buffer from an offset; the position stays.
-    fn pread_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
+    fn pread_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        offset: u64,
+    ) -> PyResult<usize> {
         let mut pinned = Pinned::of(buffer)?;
         let out = pinned.bytes_mut()?;
         self.call(py, |calls, file| calls.read_at(file, offset, out))

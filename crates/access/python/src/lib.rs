@@ -1,8 +1,8 @@
 //! The Python package `kestrelfs`, its compiled part: what a Python program calls, translated to
 //! [`kestrel_client::native`] and nothing else.
 //!
-//! Entry types: [`volume::Volume`] and [`file::File`], which Python sees as `kestrelfs._native`; the
-//! files in `kestrelfs/` beside `src/` are what programs import.
+//! Entry types: [`volume::Volume`] and [`file::File`], which Python sees as `kestrelfs._native`.
+//! Programs import the files in `kestrelfs/` beside `src/`.
 //!
 //! | file | |
 //! | --- | --- |
@@ -16,8 +16,8 @@
 //! # Invariants
 //!
 //! - The GIL is released in each call that may wait.
-//! - A lock of this crate is only held by a thread that has the GIL: a process that forks has it, so
-//!   no lock is held by a thread that does not come along.
+//! - A lock of this crate is only held by a thread that has the GIL. The thread that forks has it,
+//!   so no lock is held by a thread that does not come along.
 //! - A panic becomes Python's `PanicException`, at the boundary that pyo3 makes.
 
 mod calls;

@@ -69,11 +69,14 @@ pub fn name<'py>(py: Python<'py>, name: &[u8], is_bytes: bool) -> PyResult<Bound
     }
 }
 
+/// Many paths: as the program has them, and their bytes.
+pub type ManyPaths = (Vec<Py<PyAny>>, Vec<Vec<u8>>);
+
 /// The bytes of many paths.
 ///
 /// # Errors
 /// As for [`PathArg::of`].
-pub fn many(given: &Bound<'_, PyAny>) -> PyResult<(Vec<Py<PyAny>>, Vec<Vec<u8>>)> {
+pub fn many(given: &Bound<'_, PyAny>) -> PyResult<ManyPaths> {
     let (mut objects, mut paths) = (Vec::new(), Vec::new());
     for path in given.try_iter()? {
         let path = path?;

@@ -396,12 +396,7 @@ impl Volume {
 
     /// Copies a file within the volume, by reference where it is large; how many bytes.
     #[pyo3(signature = (from, to, mode = 0o666))]
-    fn copy_file(
-        &self,
-        from: &Bound<'_, PyAny>,
-        to: &Bound<'_, PyAny>,
-        mode: u32,
-    ) -> PyResult<()> {
+    fn copy_file(&self, from: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>, mode: u32) -> PyResult<()> {
         let mode = mode_bits(mode);
         self.at_two((from, to), |calls, from, to| {
             let source = calls.open(from, OpenHow::READ)?;

@@ -1,4 +1,5 @@
-"""Volumes for the tests: embedded, served, a version, a snapshot. tests/access/python.sh runs them."""
+"""Volumes for the tests: embedded, served, a version, a snapshot. tests/access/python.sh runs them.
+"""
 
 import os
 import re
@@ -31,7 +32,10 @@ def python(text, *arguments, **options):
     """Runs a program text in another interpreter."""
     return subprocess.run(
         [sys.executable, "-c", text, *map(str, arguments)],
-        text=True, capture_output=True, timeout=60, **options,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        **options,
     )
 
 

@@ -13,9 +13,12 @@ def test_calls_at_the_same_time(url, top):
     async def main():
         async with await aio.open_volume(url) as volume:
             await asyncio.gather(
-                *(volume.write_bytes(f"{top}/{number}", b"%d" % number) for number in range(100)))
+                *(volume.write_bytes(f"{top}/{number}", b"%d" % number) for number in range(100))
+            )
             assert len(await volume.listdir(top)) == 100
-            read = await asyncio.gather(*(volume.read_bytes(f"{top}/{number}") for number in range(100)))
+            read = await asyncio.gather(
+                *(volume.read_bytes(f"{top}/{number}") for number in range(100))
+            )
             assert read == [b"%d" % number for number in range(100)]
             assert await volume.read_many([f"{top}/1", f"{top}/2"]) == [b"1", b"2"]
             async with await volume.open(f"{top}/text", "w") as file:

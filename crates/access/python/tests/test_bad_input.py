@@ -14,19 +14,22 @@ import kestrelfs
 from conftest import KESTREL, python, run
 
 
-@pytest.mark.parametrize("url, number", [
-    ("/no/such/volume", errno.ENOENT),
-    ("/etc", errno.ENOENT),
-    ("", errno.EINVAL),
-    ("kestrel://", errno.EINVAL),
-    ("kestrel://host", errno.EINVAL),
-    ("kestrel://host:0/v", errno.EINVAL),
-    ("kestrel://host/a/b", errno.EINVAL),
-    ("kestrel://host/v?tls=maybe", errno.EINVAL),
-    ("kestrel://127.0.0.1:1/v", errno.EIO),
-    ("s3://", None),
-    ("kestrel://[::1/v", errno.EINVAL),
-])
+@pytest.mark.parametrize(
+    "url, number",
+    [
+        ("/no/such/volume", errno.ENOENT),
+        ("/etc", errno.ENOENT),
+        ("", errno.EINVAL),
+        ("kestrel://", errno.EINVAL),
+        ("kestrel://host", errno.EINVAL),
+        ("kestrel://host:0/v", errno.EINVAL),
+        ("kestrel://host/a/b", errno.EINVAL),
+        ("kestrel://host/v?tls=maybe", errno.EINVAL),
+        ("kestrel://127.0.0.1:1/v", errno.EIO),
+        ("s3://", None),
+        ("kestrel://[::1/v", errno.EINVAL),
+    ],
+)
 def test_urls_that_name_no_volume(url, number):
     with pytest.raises(OSError) as caught:
         kestrelfs.open_volume(url)
@@ -62,7 +65,9 @@ def test_volume_in_use(embedded):
         told = python(
             "import kestrelfs, sys\n"
             "try: kestrelfs.open_volume(sys.argv[1])\n"
-            "except OSError as error: print(error.errno, error)\n", embedded)
+            "except OSError as error: print(error.errno, error)\n",
+            embedded,
+        )
     assert told.stdout.startswith(f"{errno.EBUSY} "), told
 
 
@@ -120,8 +125,10 @@ def test_paths_of_wrong_types(volume):
 
 def test_paths_that_lead_nowhere(volume, top):
     for path, error in [
-        ("", FileNotFoundError), (f"{top}/no/x", FileNotFoundError),
-        (f"/{'x' * 256}", OSError), ("/" + "a/" * 3000, OSError),
+        ("", FileNotFoundError),
+        (f"{top}/no/x", FileNotFoundError),
+        (f"/{'x' * 256}", OSError),
+        ("/" + "a/" * 3000, OSError),
     ]:
         for call in (volume.stat, volume.open, volume.listdir, volume.unlink, volume.mkdir):
             with pytest.raises(error) as caught:
@@ -197,10 +204,14 @@ def test_volume_that_is_read_only(served, work):
     with kestrelfs.open_volume(served.url, read_only=True) as volume:
         assert volume.read_only and volume.read_bytes("/kept") == b"1"
         for call in (
-            lambda: volume.open("/kept", "w"), lambda: volume.mkdir("/d"),
-            lambda: volume.unlink("/kept"), lambda: volume.rename("/kept", "/k"),
-            lambda: volume.chmod("/kept", 0), lambda: volume.symlink("a", "/l"),
-            lambda: volume.setxattr("/kept", "user.a", b""), lambda: volume.open("/new", "a"),
+            lambda: volume.open("/kept", "w"),
+            lambda: volume.mkdir("/d"),
+            lambda: volume.unlink("/kept"),
+            lambda: volume.rename("/kept", "/k"),
+            lambda: volume.chmod("/kept", 0),
+            lambda: volume.symlink("a", "/l"),
+            lambda: volume.setxattr("/kept", "user.a", b""),
+            lambda: volume.open("/new", "a"),
         ):
             with pytest.raises(OSError) as caught:
                 call()
@@ -277,12 +288,17 @@ shutil.rmtree(work)
 def test_ctrl_c_ends_a_call():
     """A call that waits for a server which does not answer ends with KeyboardInterrupt, at once."""
     told = python(INTERRUPTED, os.path.dirname(__file__))
-    assert told.stdout.split("\n")[:4] == ["stat ended", "open ended", "many ended", "make ended"], told
+    assert told.stdout.split("\n")[:4] == [
+        "stat ended",
+        "open ended",
+        "many ended",
+        "make ended",
+    ], told
     assert told.returncode == 0, told
 
 
 def test_signal_handler_without_exception(volume, top):
-    """A signal whose handler returns leaves the call as it is."""
+    """A signal with a handler that returns leaves the call as it is."""
     seen = []
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -298,7 +314,10 @@ def test_signal_handler_without_exception(volume, top):
 
 
 def test_server_that_is_none():
-    """What answers at the address is no server of KestrelFS. It is asked again for a minute, unless Ctrl-C."""
+    """What answers at the address is no server of KestrelFS. It is asked again for a minute, unless
+    Ctrl-C.
+    """
+
     class Enough(Exception):
         pass
 

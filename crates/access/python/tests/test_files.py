@@ -69,12 +69,12 @@ def test_random_writes_and_reads(volume, top):
             elif chance.random() < 0.5:
                 data = chance.randbytes(length)
                 model += bytes(max(0, at - len(model)))
-                model[at:at + length] = data
+                model[at : at + length] = data
                 file.pwrite(data, at)
             else:
                 room = bytearray(length)
                 read = file.pread_into(room, at)
-                assert room[:read] == model[at:at + length]
+                assert room[:read] == model[at : at + length]
         file.seek(0)
         assert file.readall() == model
     assert volume.read_bytes(f"{top}/file") == model
@@ -125,8 +125,10 @@ def test_names(volume, top):
     assert volume.isdir(f"{top}/one") and volume.isfile(f"{top}/a")
     walked = list(volume.walk(top))
     assert walked == [
-        (top, ["one"], ["a"]), (f"{top}/one", ["b"], []),
-        (f"{top}/one/b", ["c"], ["moved"]), (f"{top}/one/b/c", [], []),
+        (top, ["one"], ["a"]),
+        (f"{top}/one", ["b"], []),
+        (f"{top}/one/b", ["c"], ["moved"]),
+        (f"{top}/one/b/c", [], []),
     ]
     with pytest.raises(OSError) as caught:
         volume.rmdir(f"{top}/one")

@@ -7,7 +7,12 @@ import uuid
 import fsspec
 import pytest
 from fsspec.tests.abstract import (
-    AbstractCopyTests, AbstractFixtures, AbstractGetTests, AbstractOpenTests, AbstractPipeTests, AbstractPutTests,
+    AbstractCopyTests,
+    AbstractFixtures,
+    AbstractGetTests,
+    AbstractOpenTests,
+    AbstractPipeTests,
+    AbstractPutTests,
 )
 
 from kestrelfs.fsspec import KestrelFileSystem, split_url
@@ -75,7 +80,9 @@ def test_urls_and_paths():
     assert split_url("kestrel://h/v//data@3/a") == ("kestrel://h/v//data@3", "/a")
     assert split_url("kestrel://h/v@s/a") == ("kestrel://h/v@s", "/a")
     strip = KestrelFileSystem._strip_protocol
-    assert strip("kestrel:///a/b/") == "/a/b" and strip("a") == "/a" and strip("kestrel://h/v") == "/"
+    assert (
+        strip("kestrel:///a/b/") == "/a/b" and strip("a") == "/a" and strip("kestrel://h/v") == "/"
+    )
     for bad in ("kestrel://", "kestrel://h", "kestrel://h/"):
         with pytest.raises(ValueError):
             split_url(bad)
@@ -88,7 +95,8 @@ def test_files_and_names(url, top):
     assert fs is fsspec.filesystem("kestrel", volume=url)
     fs.pipe({f"{top}/{number}": b"%d" % number for number in range(20)})
     assert fs.cat([f"{top}/{number}" for number in range(20)]) == {
-        f"{top}/{number}": b"%d" % number for number in range(20)}
+        f"{top}/{number}": b"%d" % number for number in range(20)
+    }
     assert fs.cat(f"{top}/7") == b"7" and fs.cat_file(f"{top}/11", -1) == b"1"
     assert fs.cat_file(f"{top}/11", 0, 1) == b"1"
     assert len(fs.cat(f"{top}/1*")) == 11
@@ -98,7 +106,9 @@ def test_files_and_names(url, top):
     fs.touch(f"{top}/7", truncate=False)
     assert fs.size(f"{top}/7") == 1
     fs.mv(f"{top}/7", f"{top}/seven")
-    assert fs.find(top) == sorted(f"{top}/{number}" for number in [*range(7), *range(8, 20), "seven"])
+    assert fs.find(top) == sorted(
+        f"{top}/{number}" for number in [*range(7), *range(8, 20), "seven"]
+    )
     assert fs.glob(f"{top}/s*") == [f"{top}/seven"]
     assert fs.info(f"{top}/seven")["type"] == "file" and fs.isdir(top)
     with fs.transaction:
@@ -132,8 +142,14 @@ def test_parquet_with_pandas_and_pyarrow(url, top):
     assert parquet.read_table(f"{top}/whole.parquet", filesystem=fs).num_rows == 1000
     arrow = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fs))
     table = dataset.dataset(f"{top}/whole.parquet", filesystem=arrow).to_table()
-    dataset.write_dataset(table, f"{top}/parts", format="parquet", filesystem=arrow, max_rows_per_file=100,
-                          max_rows_per_group=100)
+    dataset.write_dataset(
+        table,
+        f"{top}/parts",
+        format="parquet",
+        filesystem=arrow,
+        max_rows_per_file=100,
+        max_rows_per_group=100,
+    )
     assert len(fs.ls(f"{top}/parts")) == 10
     assert dataset.dataset(f"{top}/parts", filesystem=arrow).count_rows() == 1000
 
@@ -144,7 +160,9 @@ def test_version_by_url(served):
 
     fs, _ = fsspec.core.url_to_fs(served.url)
     fs.pipe("/published/file", b"once") if fs.exists("/published") else (
-        fs.mkdir("/published"), fs.pipe("/published/file", b"once"))
+        fs.mkdir("/published"),
+        fs.pipe("/published/file", b"once"),
+    )
     run(KESTREL, "publish", f"{served.url}:/published", f"set@{os.getpid()}")
     with fsspec.open(f"{served.url}//set@{os.getpid()}/file") as file:
         assert file.read() == b"once"

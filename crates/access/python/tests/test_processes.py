@@ -86,7 +86,8 @@ def test_fork_in_the_midst_of_calls(served):
 
 
 def test_open_file_after_fork(served):
-    """A file that was opened before a fork is the parent's: the child is told, the parent goes on."""
+    """A file that was opened before a fork is the parent's: the child is told, the parent goes on.
+    """
     with kestrelfs.open_volume(served.url) as volume:
         file = volume.open("/forked", "wb", buffering=0)
         file.write(b"parent")
@@ -123,7 +124,9 @@ def test_objects_left_by_a_child(served):
             "print(os.wait()[1])\n"
             "file.write(b'2')\n"
             "file.close()\n"
-            "print(volume.read_bytes('/mine'))\n", served.url)
+            "print(volume.read_bytes('/mine'))\n",
+            served.url,
+        )
         assert told.stdout == "0\nb'12'\n", told
         file.close()
 
@@ -160,7 +163,9 @@ def test_end_of_a_program_with_open_files(served):
         "import kestrelfs, sys\n"
         "volume = kestrelfs.open_volume(sys.argv[1])\n"
         "file = volume.open('/unclosed', 'wb')\n"
-        "file.write(b'all of it')\n", served.url)
+        "file.write(b'all of it')\n",
+        served.url,
+    )
     assert told.returncode == 0, told
     with kestrelfs.open_volume(served.url) as volume:
         assert volume.read_bytes("/unclosed") == b"all of it"

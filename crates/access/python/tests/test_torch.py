@@ -8,7 +8,15 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import kestrelfs  # noqa: E402
-from kestrelfs.torch import FileDataset, FileStream, StorageReader, StorageWriter, list_files, load, save  # noqa: E402
+from kestrelfs.torch import (
+    FileDataset,
+    FileStream,
+    StorageReader,
+    StorageWriter,
+    list_files,
+    load,
+    save,
+)  # noqa: E402
 
 
 def decode(path, content):
@@ -22,7 +30,9 @@ def files(served, request):
     with kestrelfs.open_volume(served.url) as volume:
         volume.makedirs(f"{root}/a/b", exist_ok=True)
         for number in range(200):
-            volume.write_bytes(f"{root}/{'a/b/' if number % 2 else ''}{number:03d}", bytes([1]) * number)
+            volume.write_bytes(
+                f"{root}/{'a/b/' if number % 2 else ''}{number:03d}", bytes([1]) * number
+            )
     return root
 
 
@@ -30,8 +40,9 @@ def files(served, request):
 def test_loader_of_batches(served, files, workers, context):
     dataset = FileDataset(served.url, root=files, transform=decode)
     assert len(dataset) == 200 and dataset[0] == sum(dataset[index] for index in [0])
-    loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=workers,
-                        multiprocessing_context=context)
+    loader = DataLoader(
+        dataset, batch_size=32, shuffle=True, num_workers=workers, multiprocessing_context=context
+    )
     assert sum(int(batch.sum()) for batch in loader) == sum(range(200))
 
 

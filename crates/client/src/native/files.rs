@@ -295,8 +295,7 @@ impl<'a> NativeCalls<'a> {
         while filled < out.len() {
             let at = offset.saturating_add(filled as u64);
             let len = (out.len() - filled).min(PIECE_BYTES);
-            let content =
-                wait(self.gone, |done| fs.read_content(handle, (at, len), false, done))?;
+            let content = wait(self.gone, |done| fs.read_content(handle, (at, len), false, done))?;
             let before = filled;
             for piece in content.pieces() {
                 let piece = &piece[..piece.len().min(out.len() - filled)];

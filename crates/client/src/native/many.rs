@@ -35,16 +35,16 @@ impl NativeCalls<'_> {
         let mut all = Vec::with_capacity(paths.len());
         for paths in paths.chunks(BURST_MAX) {
             let looked_up = self.look_up(paths);
-            all.extend(looked_up.into_iter().zip(paths).map(|(looked_up, path)| {
-                match looked_up? {
+            all.extend(looked_up.into_iter().zip(paths).map(
+                |(looked_up, path)| match looked_up? {
                     LookedUp::Inode(inode) if inode.kind != Kind::Symlink || !follow => {
                         let mut inode = *inode;
                         self.volume.fs()?.show_written(&mut inode);
                         Ok(inode)
                     }
                     _ => self.stat(path.as_ref(), follow),
-                }
-            }));
+                },
+            ));
         }
         all
     }
@@ -104,9 +104,7 @@ impl NativeCalls<'_> {
     fn found(&self, looked_up: FsResult<LookedUp>) -> FsResult<FoundContent> {
         match looked_up? {
             LookedUp::Inode(inode) if inode.kind == Kind::Symlink => Ok(FoundContent::Open),
-            LookedUp::Inode(inode) => {
-                self.volume.fs()?.found_content(self.volume.creds(), *inode)
-            }
+            LookedUp::Inode(inode) => self.volume.fs()?.found_content(self.volume.creds(), *inode),
             LookedUp::Walk => Ok(FoundContent::Open),
         }
     }

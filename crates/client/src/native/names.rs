@@ -8,7 +8,7 @@ use kestrel_types::perm::with_umask;
 use kestrel_types::request::{RenameFlags, SetAttr, SetTime, XattrFlags};
 
 use super::waiting::{wait, wait_or};
-use super::walk::{Found, split, target_of};
+use super::walk::{FoundPath, split, target_of};
 use super::{NativeCalls, NativeVolume};
 use crate::fs::Done;
 
@@ -70,7 +70,7 @@ impl<'a> NativeCalls<'a> {
     }
 
     /// Has the client know what a path leads to, by number.
-    pub(super) fn remember(&self, found: Found) -> FsResult<Remembered<'a>> {
+    pub(super) fn remember(&self, found: FoundPath) -> FsResult<Remembered<'a>> {
         let place = found.place.as_ref().map(|(dir, name)| (*dir, name));
         let inode = self.volume.fs()?.remember(found.inode, place);
         Ok(Remembered { volume: self.volume, inode })
@@ -112,9 +112,7 @@ impl<'a> NativeCalls<'a> {
             _ => error,
         };
         split(path).map_err(root_exists)?;
-        self.at_place(path, |place| {
-            self.make(|done| fs.mkdir(caller, place, mode, done))
-        })
+        self.at_place(path, |place| self.make(|done| fs.mkdir(caller, place, mode, done)))
     }
 
     /// Makes a directory and those above it. With `exist_ok` the directory may be there already.
@@ -188,9 +186,7 @@ impl<'a> NativeCalls<'a> {
         self.check_writable()?;
         super::walk::check(target)?;
         let (fs, caller) = (self.volume.fs()?, self.volume.caller());
-        self.at_place(path, |place| {
-            self.make(|done| fs.symlink(caller, place, target, done))
-        })
+        self.at_place(path, |place| self.make(|done| fs.symlink(caller, place, target, done)))
     }
 
     /// The target of a symbolic link.
@@ -214,9 +210,7 @@ impl<'a> NativeCalls<'a> {
         let known = self.remember(self.walk(path, false)?)?;
         let (fs, caller) = (self.volume.fs()?, self.volume.caller());
         let ino = known.inode.ino;
-        self.at_place(other, |place| {
-            self.make(|done| fs.link(caller, ino, place, done))
-        })
+        self.at_place(other, |place| self.make(|done| fs.link(caller, ino, place, done)))
     }
 
     /// Waits for something that is made, which the client need not know afterwards.

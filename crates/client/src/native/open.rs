@@ -1,15 +1,15 @@
 //! [`NativeVolume`]: opening what a URL names.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kestrel_rpc::token::Token;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::Creds;
+use parking_lot::Mutex;
 
-use super::shared::Shared;
 use super::{Gone, NativeCalls};
 use crate::error::VolumeError;
 use crate::follow::{self, FOLLOW_EVERY, FollowedVolume};
@@ -26,7 +26,7 @@ use crate::volume::{self, MountedVolume, Resources, Volume};
 pub struct NativeOptions {
     /// The token that servers are shown; none: the one of the process, if it has one.
     pub token: Option<String>,
-    /// For people who look at the server.
+    /// For people that look at the server.
     pub who: String,
     /// Nothing will be changed.
     pub read_only: bool,
@@ -39,6 +39,15 @@ impl Default for NativeOptions {
         let who = format!("process {}", std::process::id());
         Self { token: None, who, read_only: false, deadline: DEADLINE_DEFAULT }
     }
+}
+
+/// What makes two users share a volume, and the volume. It is locked while the volume is opened or
+/// closed.
+pub(super) struct SharedPlace {
+    pub url: String,
+    pub token: Option<String>,
+    pub read_only: bool,
+    pub volume: Mutex<Weak<NativeVolume>>,
 }
 
 /// What keeps a volume open.
@@ -76,7 +85,7 @@ pub struct NativeVolume {
     read_only: bool,
     pid: u32,
     closed: AtomicBool,
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedPlace>>,
 }
 
 impl NativeVolume {
@@ -113,12 +122,12 @@ impl NativeVolume {
     }
 
     /// The same volume, which users share.
-    pub(super) fn shared_as(mut self, shared: Arc<Shared>) -> Self {
+    pub(super) fn shared_as(mut self, shared: Arc<SharedPlace>) -> Self {
         self.shared = Some(shared);
         self
     }
 
-    pub(super) fn shared(&self) -> Option<Arc<Shared>> {
+    pub(super) fn shared(&self) -> Option<Arc<SharedPlace>> {
         self.shared.clone()
     }
 
@@ -153,8 +162,7 @@ impl NativeVolume {
             let opened = FollowedVolume::open(&dir, FOLLOW_EVERY, &resources)?;
             return Ok((Opened::Followed(Box::new(opened)), at, true));
         }
-        let opened =
-            Volume::open(named, &options.who, &resources)?.serve(&resources, read_only)?;
+        let opened = Volume::open(named, &options.who, &resources)?.serve(&resources, read_only)?;
         Ok((Opened::Embedded(Box::new(opened)), at, read_only))
     }
 

@@ -1,41 +1,30 @@
 //! One open volume for all users of a URL in this process: a volume in a directory can be open only
 //! once, and a served one needs one session.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use kestrel_types::error::FsResult;
 use parking_lot::Mutex;
 
-use super::waiting::run_or;
-use super::{Gone, NativeOptions, NativeVolume};
+use super::open::{NativeOptions, NativeVolume, SharedPlace};
+use super::waiting::{Gone, run_or};
 use crate::error::VolumeError;
 
-/// What makes two users share a volume, and the volume. It is locked while the volume is opened or
-/// closed.
-pub(super) struct Shared {
-    url: String,
-    token: Option<String>,
-    read_only: bool,
-    volume: Mutex<Weak<NativeVolume>>,
-}
-
 /// The volumes that this process has open or is about to open. Not locked while one is opened.
-static OPEN: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Arc<SharedPlace>>> = Mutex::new(Vec::new());
 
 /// The place of a volume among those that are shared.
-fn shared(url: &str, options: &NativeOptions) -> Arc<Shared> {
+fn shared(url: &str, options: &NativeOptions) -> Arc<SharedPlace> {
     let mut open = OPEN.lock();
     // What no volume and no thread refers to.
     open.retain(|shared| Arc::strong_count(shared) > 1);
-    let is_same = |shared: &&Arc<Shared>| {
-        shared.url == url
-            && shared.token == options.token
-            && shared.read_only == options.read_only
+    let is_same = |shared: &&Arc<SharedPlace>| {
+        shared.url == url && shared.token == options.token && shared.read_only == options.read_only
     };
     if let Some(shared) = open.iter().find(is_same) {
         return shared.clone();
     }
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedPlace {
         url: url.to_string(),
         token: options.token.clone(),
         read_only: options.read_only,

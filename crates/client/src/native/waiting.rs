@@ -53,7 +53,7 @@ pub fn wait_or<T: Send + 'static>(
     }
 }
 
-/// [`wait_or`] of a call whose late result nothing needs.
+/// [`wait_or`] of a call of which nothing needs a late result.
 ///
 /// # Errors
 /// Those of the call; `EINTR` if the caller is gone.
@@ -169,10 +169,11 @@ mod tests {
     fn answer_after_its_caller_left() {
         let (undone, told) = mpsc::channel();
         let (keep, kept) = mpsc::channel::<Done<u32>>();
-        let undo = move |value| drop(undone.send(value));
+        let undo = move |value| undone.send(value).unwrap();
         let result = wait_or(&|| true, undo, |done| drop(keep.send(done)));
         assert_eq!(result.unwrap_err().errno, libc::EINTR);
-        kept.recv().unwrap()(Ok(7));
+        let done = kept.recv().unwrap();
+        done(Ok(7));
         assert_eq!(told.recv(), Ok(7));
     }
 
@@ -189,7 +190,7 @@ mod tests {
     fn burst_of_answers() {
         let burst = Burst::new();
         let send = burst.sender();
-        std::thread::spawn(move || (0..3).for_each(|number| drop(send.send((number, number)))));
+        std::thread::spawn(move || (0..3).for_each(|n| send.send((n, n)).unwrap()));
         let mut sum = 0;
         burst.collect(&|| false, |number, answer| sum += number + answer).unwrap();
         assert_eq!(sum, 6);

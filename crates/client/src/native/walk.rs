@@ -1,6 +1,6 @@
 //! Where a path leads. A node resolves a whole path with one request; at a symbolic link, and at
-//! `..`, which follows what was resolved before it, the walk goes on from here. The target of a link
-//! that begins with `/` is a path from the volume's root.
+//! `..`, which follows what was resolved before it, the walk goes on from here. The target of a
+//! link that begins with `/` is a path from the volume's root.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 4;
 
 /// What a path leads to.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundPath {
     /// Its inode.
     pub inode: Inode,
     /// Directory and name; none of the root, and of what `..` led to.
@@ -106,18 +106,18 @@ impl NativeCalls<'_> {
     }
 
     /// Where a path leads; with `follow` not to a symbolic link.
-    pub(super) fn walk(&self, path: &[u8], follow: bool) -> FsResult<Found> {
+    pub(super) fn walk(&self, path: &[u8], follow: bool) -> FsResult<FoundPath> {
         check(path)?;
         self.walk_from(&mut Walk { base: ROOT, path: Cow::Borrowed(path), links: 0 }, follow)
     }
 
-    fn walk_from(&self, walk: &mut Walk<'_>, follow: bool) -> FsResult<Found> {
+    fn walk_from(&self, walk: &mut Walk<'_>, follow: bool) -> FsResult<FoundPath> {
         loop {
             self.pass_parents(walk)?;
             if components(&walk.path).next().is_none() {
                 let op = Op::GetAttr(kestrel_types::name::InodeRef::by_id(walk.base));
                 let inode = into_inode(plain(self.reply(op)?)?)?;
-                return Ok(Found { inode, place: None });
+                return Ok(FoundPath { inode, place: None });
             }
             let place = PathRef::from_path(walk.base, &walk.path)?;
             let name = place.name.clone();
@@ -132,7 +132,7 @@ impl NativeCalls<'_> {
                     if must_be_dir && inode.kind != Kind::Dir {
                         return Err(not_a_directory());
                     }
-                    return Ok(Found { inode: *inode, place: Some((parent, name)) });
+                    return Ok(FoundPath { inode: *inode, place: Some((parent, name)) });
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(Outcome::Symlink { resolved, dir, target }) => {
@@ -188,8 +188,8 @@ impl NativeCalls<'_> {
         }
     }
 
-    /// Does something at a path's place: with the whole path at first; where a link is in it, at the
-    /// name in the directory that the path leads to.
+    /// Does something at a path's place: with the whole path at first; where a link is in it, at
+    /// the name in the directory that the path leads to.
     pub(super) fn at_place<T>(
         &self,
         path: &[u8],

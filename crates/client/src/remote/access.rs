@@ -1,6 +1,6 @@
 //! The token that this process shows to servers that ask for one: in a file that only its owner can
-//! read, named on the command line or by [`TOKEN_FILE_ENV`]. A program that has several volumes open
-//! shows each its own ([`with_token`]).
+//! read, named on the command line or by [`TOKEN_FILE_ENV`]. A program with several volumes shows
+//! each its own ([`with_token`]).
 
 use std::cell::RefCell;
 use std::fs::File;

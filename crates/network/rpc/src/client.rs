@@ -430,8 +430,8 @@ impl Remote {
         self.shared.submit(request, deadline, CallCompletion::OpOrBack(done));
     }
 
-    /// As [`Remote::submit_or_back`] for several requests that no server has to number; they are sent
-    /// with one write.
+    /// As [`Remote::submit_or_back`] for several requests that no server has to number; they are
+    /// sent with one write.
     pub fn submit_many_or_back(&self, calls: Vec<CallOrBack>) {
         let deadline = |call: &CallOrBack| match call.left {
             Some(left) => self.shared.deadline_in(left),
