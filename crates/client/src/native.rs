@@ -55,6 +55,7 @@ pub use self::listing::{DirEntry, Listing};
 pub use self::names::{FsRoom, Times};
 pub use self::open::{NativeOptions, NativeVolume};
 pub use self::waiting::Gone;
+pub use kestrel_blockstore::Buffer;
 
 /// The operations of a volume, for one caller; made by [`NativeVolume::calls`].
 #[derive(Clone, Copy)]

@@ -40,13 +40,13 @@ fn burst_of_all_kinds_of_files() {
     let paths: [&[u8]; 7] =
         [b"/a/large", b"/a/b/link", b"a/open", b"/a/small", b"/a/no", b"/a/b", b"/a/b/../packed"];
     let read = calls.read_many(&paths);
-    assert_eq!(read[0].as_ref().unwrap(), &large);
-    assert_eq!(read[1].as_ref().unwrap(), &large[..70_000]);
-    assert_eq!(read[2].as_ref().unwrap(), b"not committed");
-    assert_eq!(read[3].as_ref().unwrap(), b"small");
+    assert_eq!(&read[0].as_ref().unwrap()[..], &large[..]);
+    assert_eq!(&read[1].as_ref().unwrap()[..], &large[..70_000]);
+    assert_eq!(&read[2].as_ref().unwrap()[..], b"not committed");
+    assert_eq!(&read[3].as_ref().unwrap()[..], b"small");
     assert_eq!(read[4].as_ref().unwrap_err().errno, libc::ENOENT);
     assert_eq!(read[5].as_ref().unwrap_err().errno, libc::EISDIR);
-    assert_eq!(read[6].as_ref().unwrap(), &large[..70_000]);
+    assert_eq!(&read[6].as_ref().unwrap()[..], &large[..70_000]);
     let stats = calls.stat_many(&paths[..3], true);
     assert_eq!(stats[2].as_ref().unwrap().size, 13);
     let lists = calls.list_many(&[b"/a".as_slice(), b"/a/b", b"/a/small"]);

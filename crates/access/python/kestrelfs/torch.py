@@ -46,7 +46,7 @@ def list_files(volume: Volume, root: str = "/") -> list[str]:
     return sorted(found)
 
 
-class FileDataset(Dataset[Any]):
+class FileDataset(Dataset[Any]):  # type: ignore[misc,unused-ignore]
     """A map-style data set of whole files.
 
     ``paths`` names them; without it they are all files below ``root``. A sample is
@@ -83,7 +83,7 @@ class FileDataset(Dataset[Any]):
         ]
 
 
-class FileStream(IterableDataset[Any]):
+class FileStream(IterableDataset[Any]):  # type: ignore[misc,unused-ignore]
     """An iterable data set of whole files, in the order of ``paths``, ``batch_files`` with each
     burst.
 
@@ -116,7 +116,7 @@ class FileStream(IterableDataset[Any]):
                 yield content if self.transform is None else self.transform(path, content)
 
 
-class _CheckpointFiles(FileSystemBase):  # type: ignore[misc]
+class _CheckpointFiles(FileSystemBase):  # type: ignore[misc,unused-ignore]
     """The files of checkpoints, for the writer and reader of torch.distributed.checkpoint."""
 
     def __init__(self, volume: Volume) -> None:
@@ -135,7 +135,7 @@ class _CheckpointFiles(FileSystemBase):  # type: ignore[misc]
         self.volume.rename(path, new_path)
 
     def init_path(self, path: Any) -> str:
-        return os.fspath(path)
+        return str(os.fspath(path))
 
     def mkdir(self, path: Any) -> None:
         self.volume.makedirs(path, exist_ok=True)
@@ -163,7 +163,7 @@ class _SyncedFile(RawFile):
         super().close()
 
 
-class StorageWriter(dcp.FileSystemWriter):  # type: ignore[misc]
+class StorageWriter(dcp.FileSystemWriter):  # type: ignore[misc,unused-ignore]
     """Writes distributed checkpoints into a directory of a volume:
 
     dcp.save(state, storage_writer=StorageWriter("kestrel://meta1/models", "/run7/step100"))
@@ -179,7 +179,7 @@ class StorageWriter(dcp.FileSystemWriter):  # type: ignore[misc]
         self.path = self.fs.init_path(path)
 
 
-class StorageReader(dcp.FileSystemReader):  # type: ignore[misc]
+class StorageReader(dcp.FileSystemReader):  # type: ignore[misc,unused-ignore]
     """Reads distributed checkpoints from a directory of a volume, a snapshot or a version:
 
     dcp.load(state, storage_reader=StorageReader("kestrel://meta1/models", "/run7/step100"))

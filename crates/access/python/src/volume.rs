@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kestrel_client::native::{NativeCalls, NativeOptions, NativeVolume, OpenHow, Times};
+use kestrel_client::native::{Buffer, NativeCalls, NativeOptions, NativeVolume, OpenHow, Times};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{RenameFlags, SetTime, XattrFlags};
@@ -414,7 +414,7 @@ impl Volume {
         keep_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let py = paths.py();
-        let show = |bytes: Vec<u8>| Ok(PyBytes::new(py, &bytes).into_any());
+        let show = |bytes: Buffer| Ok(PyBytes::new(py, &bytes).into_any());
         self.at_many(paths, keep_errors, |calls, paths| calls.read_many(paths), show)
     }
 

@@ -47,12 +47,14 @@ def test_urls_that_are_no_text(embedded):
         kestrelfs.open_volume("/\ud800")
 
 
-def test_volumes_that_are_not_there(served, embedded):
+def test_volumes_that_are_not_there(served, work):
+    alone = f"{work}/alone"
+    run(KESTREL, "format", alone)
     with pytest.raises(OSError) as caught:
-        kestrelfs.open_volume(f"{embedded}@none")
+        kestrelfs.open_volume(f"{alone}@none")
     assert "no snapshot" in str(caught.value)
     with pytest.raises(OSError) as caught:
-        kestrelfs.open_volume(f"{embedded}//none")
+        kestrelfs.open_volume(f"{alone}//none")
     assert "no version" in str(caught.value)
     with pytest.raises(OSError) as caught:
         kestrelfs.open_volume(served.url.rsplit("/", 1)[0] + "/other")

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kestrel_blockstore::{ErrorKind, Turn};
+use kestrel_blockstore::{Buffer, ErrorKind, Turn};
 use kestrel_meta::ops::access;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
@@ -20,7 +20,7 @@ use crate::file::data_error;
 pub type EachReply = Arc<dyn Fn(usize, Reply) + Send + Sync>;
 
 /// Takes the content of a file, as [`EachReply`]; none: it has to be opened and read.
-pub type ContentDone = Box<dyn FnOnce(FsResult<Option<Vec<u8>>>) + Send>;
+pub type ContentDone = Box<dyn FnOnce(FsResult<Option<Buffer>>) + Send>;
 
 /// Bytes of a file that lie in one stored range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl PackedContent {
 #[derive(Debug)]
 pub enum FoundContent {
     /// The bytes.
-    Bytes(Vec<u8>),
+    Bytes(Buffer),
     /// They lie in one stored range.
     Packed(PackedContent),
     /// The file has to be opened and read.
@@ -90,11 +90,11 @@ impl Fs {
             return Ok(FoundContent::Open);
         }
         Ok(match inode.data {
-            Data::None => FoundContent::Bytes(vec![0; size]),
+            Data::None => FoundContent::Bytes(vec![0; size].into()),
             Data::Inline(bytes) => {
                 let mut bytes = bytes.into_vec();
                 bytes.resize(size, 0);
-                FoundContent::Bytes(bytes)
+                FoundContent::Bytes(bytes.into())
             }
             Data::Packed { range, visible } => {
                 FoundContent::Packed(PackedContent { range, visible, size })
@@ -108,8 +108,10 @@ impl Fs {
     /// changed, or an open read says what is wrong.
     pub fn read_packed(self: &Arc<Self>, content: PackedContent, done: ContentDone) {
         let PackedContent { range, visible, size } = content;
-        let mut bytes = vec![0; size];
+        // From memory that is kept: what the system gives anew it clears first, a page at a time.
+        let mut bytes = self.buffers.take(size);
         let len = size.min(visible as usize);
+        bytes[len..].fill(0);
         match self.reader.try_read(range, 0, &mut bytes[..len]) {
             Ok(true) => {
                 Self::count(&self.counters.read_bytes, size as u64);
@@ -135,7 +137,7 @@ impl Fs {
 }
 
 /// What a failed read by what was found means.
-fn content_error(error: &kestrel_blockstore::Error) -> FsResult<Option<Vec<u8>>> {
+fn content_error(error: &kestrel_blockstore::Error) -> FsResult<Option<Buffer>> {
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::Corrupt => Ok(None),
         _ => Err(data_error(error)),

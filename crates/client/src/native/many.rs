@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use kestrel_blockstore::Buffer;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Inode, Kind};
@@ -50,7 +51,7 @@ impl NativeCalls<'_> {
     }
 
     /// The contents of many files.
-    pub fn read_many<P: AsRef<[u8]>>(&self, paths: &[P]) -> Vec<FsResult<Vec<u8>>> {
+    pub fn read_many<P: AsRef<[u8]>>(&self, paths: &[P]) -> Vec<FsResult<Buffer>> {
         paths.chunks(BURST_MAX).flat_map(|paths| self.read_burst(paths)).collect()
     }
 
@@ -59,10 +60,10 @@ impl NativeCalls<'_> {
         paths.chunks(BURST_MAX).flat_map(|paths| self.list_burst(paths)).collect()
     }
 
-    fn read_burst<P: AsRef<[u8]>>(&self, paths: &[P]) -> Vec<FsResult<Vec<u8>>> {
+    fn read_burst<P: AsRef<[u8]>>(&self, paths: &[P]) -> Vec<FsResult<Buffer>> {
         let mut packed: Vec<(usize, PackedContent)> = Vec::new();
         let mut open = Vec::new();
-        let mut contents: Vec<FsResult<Vec<u8>>> = Vec::with_capacity(paths.len());
+        let mut contents: Vec<FsResult<Buffer>> = Vec::with_capacity(paths.len());
         for (number, looked_up) in self.look_up(paths).into_iter().enumerate() {
             contents.push(match self.found(looked_up) {
                 Ok(FoundContent::Bytes(bytes)) => Ok(bytes),
@@ -110,14 +111,14 @@ impl NativeCalls<'_> {
     }
 
     /// The content of one file, opened and read.
-    fn read_opened(&self, path: &[u8]) -> FsResult<Vec<u8>> {
+    fn read_opened(&self, path: &[u8]) -> FsResult<Buffer> {
         let file = self.open(path, OpenHow::READ)?;
         let size = self.file_stat(&file)?.size;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
         let len = self.read_at(&file, 0, &mut bytes)?;
         bytes.truncate(len);
         self.close(file)?;
-        Ok(bytes)
+        Ok(bytes.into())
     }
 
     fn list_burst<P: AsRef<[u8]>>(&self, paths: &[P]) -> Vec<FsResult<Vec<DirEntry>>> {
