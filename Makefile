@@ -1,10 +1,11 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build install uninstall docs test \
-	test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance \
-	bench-shortcut bench-passthrough bench-listing bench-versions bench-sql bench-jobs \
-	bench-compression bench-compact bench-datasets bench-gateway lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel install uninstall docs \
+	test test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster \
+	bench-balance bench-shortcut bench-passthrough bench-listing bench-versions bench-sql \
+	bench-jobs bench-access bench-compression bench-compact bench-datasets bench-gateway lint fmt \
+	audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -16,6 +17,7 @@ help:
 	@echo "make test-all every suite in every mode, in the sizes of the night: hours"
 	@echo "make test-build  build what tests/run.sh needs, once for all suites: target/ci"
 	@echo "make build   build the release binary, target/release/kestrel"
+	@echo "make wheel   build the Python package: target/wheels/kestrelfs-*.whl"
 	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
@@ -29,6 +31,7 @@ help:
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs and ranks (JOBS=--full: 1 M files): target/bench/jobs.json, ranks.json"
+	@echo "make bench-access small files by the Python package: target/bench/access.json, .svg"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-gateway kestrel gateway beside versitygw: target/bench/gateway.json"
@@ -39,6 +42,10 @@ help:
 
 build:
 	cargo build --release --locked
+
+# The Python package: pip install target/wheels/kestrelfs-*.whl
+wheel:
+	scripts/wheel.sh
 
 # /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for
 # kestrel. Without the package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of
@@ -159,6 +166,13 @@ bench-listing: build
 # VERSIONS=--full has the sizes of a dataset; it takes much longer.
 bench-versions: build
 	bench/versions.py $(VERSIONS)
+
+# The package as users install it, in an environment of its own.
+bench-access: build wheel
+	rm -rf target/python-bench
+	python3 -m venv target/python-bench
+	target/python-bench/bin/pip install --quiet fsspec target/wheels/kestrelfs-*.whl
+	target/python-bench/bin/python bench/access.py $(ACCESS)
 
 bench-compression: build
 	bench/compression.py

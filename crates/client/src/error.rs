@@ -68,6 +68,23 @@ impl VolumeError {
         VolumeError::File { what, path: path.into(), source }
     }
 
+    /// The errno by which a program tells what to do.
+    pub fn errno(&self) -> i32 {
+        match self {
+            VolumeError::Invalid(_) => libc::EINVAL,
+            VolumeError::NotAVolume(_) | VolumeError::NotServed(_) => libc::ENOENT,
+            VolumeError::NotEmpty(_) | VolumeError::NotAVolumes(_) => libc::ENOTEMPTY,
+            VolumeError::Newer(..) => libc::EPROTONOSUPPORT,
+            VolumeError::Corrupt(..) => libc::EUCLEAN,
+            VolumeError::InUse { .. } => libc::EBUSY,
+            VolumeError::OneOfSeveral { .. } => libc::EINVAL,
+            VolumeError::Key(_) => libc::EACCES,
+            VolumeError::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            VolumeError::Unanswered(_) => libc::ETIMEDOUT,
+            VolumeError::Io(_) | VolumeError::Engine { .. } => libc::EIO,
+        }
+    }
+
     /// An error of the metadata engine.
     pub fn engine(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         VolumeError::Engine { dir: None, source: source.into() }

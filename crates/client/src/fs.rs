@@ -4,6 +4,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `namespace` | names: look up, create, remove, rename, link, open |
+//! | `by_path` | questions by path, of programs that keep no inode numbers |
 //! | `by_number` | inodes by number alone, as file handles of the kernel name them |
 //! | `handles` | what an open of a file or directory holds |
 //! | `attributes` | attributes and permissions |
@@ -43,6 +44,7 @@ mod access_times;
 mod attributes;
 mod background;
 mod by_number;
+mod by_path;
 mod chunk_lists;
 pub mod clones;
 mod compact;
@@ -89,6 +91,7 @@ use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Done as RequestDone, Op, Outcome, Reply, Request};
 
 pub use self::access_times::{AccessTimes, AtimeMode};
+pub use self::by_path::{ContentDone, EachReply, FoundContent, PackedContent};
 pub use self::chunk_lists::Page;
 pub use self::copy::CopyRange;
 pub use self::handles::{DirHandle, FileHandle};

@@ -38,6 +38,7 @@
 //! | [`volume`] | embedded volumes: format, open, serve, lock, salvage |
 //! | [`remote`] | volumes that servers serve: sessions, outages, reclaim, routes |
 //! | [`fs`] | every operation of POSIX on inodes, handles and names |
+//! | [`native`] | volumes by URL and files by path, for programs without a mount |
 //! | [`metadata`] | the way to the metadata: a node in this process, or servers |
 //! | [`snapshot`], `snapshot_metadata` | a volume at a snapshot; its metadata at that moment |
 //! | [`version`] | a published version of a volume, read from the store alone |
@@ -89,6 +90,7 @@ pub mod keys;
 pub mod listed;
 pub mod memory;
 pub mod metadata;
+pub mod native;
 mod object_ids;
 mod recovery;
 pub mod remote;
@@ -103,5 +105,6 @@ pub mod volume;
 mod write_buffer;
 
 pub use fs::Fs;
+pub use native::NativeVolume;
 pub use remote::RemoteVolume;
 pub use volume::Volume;

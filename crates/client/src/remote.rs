@@ -67,6 +67,7 @@ use std::time::Duration;
 
 use kestrel_types::clock::{Clock, SystemClock};
 
+pub(crate) use self::access::with_token;
 pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::fan_out::{NodeFanOut, Reached, SingleNode};

@@ -1,6 +1,8 @@
 //! The token that this process shows to servers that ask for one: in a file that only its owner can
-//! read, named on the command line or by [`TOKEN_FILE_ENV`].
+//! read, named on the command line or by [`TOKEN_FILE_ENV`]. A program with several volumes shows
+//! each its own ([`with_token`]).
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -17,6 +19,20 @@ pub const TOKEN_FILE_ENV: &str = "KESTREL_TOKEN_FILE";
 static FILE: OnceLock<PathBuf> = OnceLock::new();
 
 static OF_NODES: OnceLock<Arc<Token>> = OnceLock::new();
+
+thread_local! {
+    /// What this thread opens a volume with.
+    static OF_THREAD: RefCell<Option<Arc<Token>>> = const { RefCell::new(None) };
+}
+
+/// Runs `open`, which opens a volume on this thread: servers are shown this token, now and whenever
+/// they are connected to again.
+pub(crate) fn with_token<T>(token: Option<Arc<Token>>, open: impl FnOnce() -> T) -> T {
+    let before = OF_THREAD.replace(token);
+    let opened = open();
+    OF_THREAD.set(before);
+    opened
+}
 
 /// This process is a node of a cluster with this secret, and shows the other nodes what only nodes
 /// can. Once, before the first connection.
@@ -37,6 +53,9 @@ pub fn read_from(file: &Path) {
 pub fn token() -> Result<Option<Arc<Token>>, VolumeError> {
     if let Some(token) = OF_NODES.get() {
         return Ok(Some(token.clone()));
+    }
+    if let Some(token) = OF_THREAD.with_borrow(Clone::clone) {
+        return Ok(Some(token));
     }
     let named = std::env::var_os(TOKEN_FILE_ENV).filter(|file| !file.is_empty()).map(PathBuf::from);
     let Some(file) = FILE.get().cloned().or(named) else { return Ok(None) };

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kestrel_rpc::client::CallOrBack;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::op_counters::WorkerCounters;
@@ -46,6 +47,22 @@ impl RemoteShared {
     fn names_lost(&self, op: &Op) -> bool {
         let numbers = &self.reclaimable.numbers;
         numbers.losses() > 0 && names_bytes_in(op, |object| numbers.is_lost(object))
+    }
+
+    /// Sends requests that only read to the nodes that lead them, those of one node with one write.
+    pub fn send_reads(self: &Arc<Self>, reads: Vec<(Request, PendingCall)>) {
+        let nodes = self.nodes.known();
+        let mut calls: Vec<Vec<CallOrBack>> = nodes.links.iter().map(|_| Vec::new()).collect();
+        for (request, asked) in reads {
+            let used = nodes.begin_use(&request.op, &self.reclaimable.opens);
+            let at = nodes.leader(&request.op, used.map(|row| row.node));
+            let second_try = nodes.second_try(&request, at);
+            let route = RequestRoute { effect: OpenEffect::of(&request.op), used, second_try };
+            calls[at].push(self.call_to(&nodes, at, request, route, asked));
+        }
+        for (link, calls) in nodes.links.iter().zip(calls).filter(|(_, calls)| !calls.is_empty()) {
+            link.remote.submit_many_or_back(calls);
+        }
     }
 
     /// Sends a request to the node that leads it.
@@ -128,6 +145,19 @@ impl RemoteShared {
         route: RequestRoute,
         asked: PendingCall,
     ) {
+        let call = self.call_to(nodes, at, request, route, asked);
+        nodes.links[at].remote.submit_or_back(call.request, call.left, call.done);
+    }
+
+    /// What [`RemoteShared::send_to`] sends.
+    fn call_to(
+        self: &Arc<Self>,
+        nodes: &NodeSet,
+        at: usize,
+        request: Request,
+        route: RequestRoute,
+        asked: PendingCall,
+    ) -> CallOrBack {
         let RequestRoute { effect, used, second_try } = route;
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
@@ -163,7 +193,7 @@ impl RemoteShared {
                 _ => shared.answer(asked, reply),
             }
         };
-        link.remote.submit_or_back(request, left, Box::new(answered));
+        CallOrBack { request, left, done: Box::new(answered) }
     }
 
     /// What is left of the time that a call may wait.

@@ -152,6 +152,20 @@ impl RemoteMetadata {
             answers.collect()
         })
     }
+
+    /// A request as the servers get it: what this client takes for the root may be a directory.
+    fn below_root(&self, mut request: Request, done: Done) -> (Request, Done) {
+        let root = self.shared.reclaimable.root();
+        if root == ROOT {
+            return (request, done);
+        }
+        subtree::op_below(root, &mut request.op);
+        let above = move |mut reply| {
+            subtree::reply_above(root, &mut reply);
+            done(reply);
+        };
+        (request, Box::new(above))
+    }
 }
 
 impl Metadata for RemoteMetadata {
@@ -159,16 +173,8 @@ impl Metadata for RemoteMetadata {
         self.shared.reclaimable.root() != ROOT
     }
 
-    fn submit(&self, mut request: Request, mut done: Done) {
-        let root = self.shared.reclaimable.root();
-        if root != ROOT {
-            subtree::op_below(root, &mut request.op);
-            let above = done;
-            done = Box::new(move |mut reply| {
-                subtree::reply_above(root, &mut reply);
-                above(reply);
-            });
-        }
+    fn submit(&self, request: Request, done: Done) {
+        let (request, done) = self.below_root(request, done);
         if matches!(request.op, Op::Sync) && self.syncs_all.load(Ordering::Relaxed) {
             return self.shared.sync_all(&request, done);
         }
@@ -183,6 +189,18 @@ impl Metadata for RemoteMetadata {
             }
             None => self.shared.send(request, asked),
         }
+    }
+
+    fn submit_many(&self, requests: Vec<(Request, Done)>) {
+        if requests.iter().any(|(request, _)| request.op.is_numbered()) {
+            return requests.into_iter().for_each(|(request, done)| self.submit(request, done));
+        }
+        let reads = requests.into_iter().map(|(request, done)| {
+            let (request, done) = self.below_root(request, done);
+            let asked = PendingCall::new(&request.op, done);
+            (request, asked)
+        });
+        self.shared.send_reads(reads.collect());
     }
 
     fn is_remote(&self) -> bool {

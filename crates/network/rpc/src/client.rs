@@ -72,7 +72,7 @@ use route::Route;
 use writer::SocketWriter;
 
 pub use admin::AdminError;
-pub use completion::{CompletionOrBack, Done, LockDone};
+pub use completion::{CallOrBack, CompletionOrBack, Done, LockDone};
 pub use reentrancy::ask_for_others;
 pub use stats::RemoteStats;
 
@@ -428,6 +428,22 @@ impl Remote {
             _ => self.shared.deadline_of(&request.op),
         };
         self.shared.submit(request, deadline, CallCompletion::OpOrBack(done));
+    }
+
+    /// As [`Remote::submit_or_back`] for several requests that no server has to number; they are
+    /// sent with one write.
+    pub fn submit_many_or_back(&self, calls: Vec<CallOrBack>) {
+        let deadline = |call: &CallOrBack| match call.left {
+            Some(left) => self.shared.deadline_in(left),
+            None => self.shared.deadline_of(&call.request.op),
+        };
+        self.shared.with_link(|link| {
+            for call in calls {
+                let deadline = deadline(&call);
+                let done = CallCompletion::OpOrBack(call.done);
+                link.submit(Body::Op(call.request), deadline, done);
+            }
+        });
     }
 
     /// Sends several requests with one write.

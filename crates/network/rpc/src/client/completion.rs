@@ -1,6 +1,7 @@
 //! The receivers of answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{Outcome, Reply, Request};
@@ -12,6 +13,16 @@ pub use kestrel_types::request::Done;
 
 /// As [`Done`], and takes back a request that another node leads ([`Outcome::Misdirected`]).
 pub type CompletionOrBack = Box<dyn FnOnce(Reply, Option<Request>) + Send>;
+
+/// A call for [`super::Remote::submit_many_or_back`].
+pub struct CallOrBack {
+    /// What is asked.
+    pub request: Request,
+    /// How long the reply may take, if that is not the usual time.
+    pub left: Option<Duration>,
+    /// Gets the reply.
+    pub done: CompletionOrBack,
+}
 
 /// Takes the answer about a lock, on a thread of the connection; must not wait.
 pub type LockDone = Box<dyn FnOnce(LockReply) + Send>;

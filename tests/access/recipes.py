@@ -1,0 +1,31 @@
+"""Executes the recipes of docs/operations/python.md, one after the other, in one program."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../crates/access/python/tests"))
+from conftest import Served  # noqa: E402
+
+PAGE = os.path.join(os.path.dirname(__file__), "../../docs/operations/python.md")
+
+
+def test_recipes(tmp_path):
+    """Every recipe runs; those for PyTorch where it is installed."""
+    server = Served(tmp_path)
+    try:
+        with open(PAGE, encoding="utf-8") as file:
+            text = file.read().replace("kestrel://meta1/photos", server.url)
+        recipes = re.findall(r"^```python( torch)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        assert len(recipes) >= 10
+        has_torch = importlib.util.find_spec("torch") is not None
+        program = tmp_path / "recipes.py"
+        program.write_text("\n".join(recipe for torch, recipe in recipes if not torch or has_torch))
+        done = subprocess.run([sys.executable, program], text=True, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    finally:
+        server.stop()
