@@ -22,7 +22,8 @@ if ! python3 -c 'import boto3' 2>/dev/null; then
             tail -n 5 "$WORK/pip.out"
             echo "skipped: boto3 can't be installed on this machine: nothing was tested"
             rm -rf "$ROOT/target/gateway-venv"
-            exit 0
+            summary
+            exit
         fi
     fi
 fi

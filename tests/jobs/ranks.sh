@@ -250,6 +250,18 @@ done
 check "no job is left" same "$(k job list "$vol")" ""
 check "nothing else of them is left" prints '0 objects of jobs' k version clean "$vol" --older 0s
 
+echo "-- a server elsewhere"
+eval "$(other job start "$vol" --input both@1 --publish elsewhere@1 2>/dev/null)"
+log elsewhere@1 0 --tree "$WORK/t" >/dev/null
+refuses "it is in the way" "has .*open" k job publish "$vol" elsewhere@1
+check "ranks may still join" log elsewhere@1 1 --tree "$src" --to /more
+check "so may processes of the server" other job join -- sh -c 'echo late >d/late'
+check "it is cut off" k job publish "$vol" elsewhere@1 --take-over
+check "what it had synced, and all ranks" prints '^6 d/sub/b d/late$' sh -c \
+    "\"$KESTREL\" mount '$(url elsewhere@1)' '$ver' >/dev/null && cd '$ver' &&
+     echo \$(ls more | wc -l) d/sub/b \$(ls d/late); cd / && \"$KESTREL\" umount '$ver'"
+unset KESTREL_JOB KESTREL_TOKEN_FILE KESTREL_JOB_VOLUME KESTREL_JOB_NUMBER
+
 echo "-- jobs that are aborted"
 before=$(objects)
 start dropped@1 >/dev/null

@@ -67,8 +67,7 @@ use std::time::Duration;
 
 use kestrel_types::clock::{Clock, SystemClock};
 
-pub(crate) use self::access::with_token;
-pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
+pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token, with_token};
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::fan_out::{NodeFanOut, Reached, SingleNode};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata};
@@ -78,8 +77,6 @@ pub(crate) use self::query::volume_at;
 pub use self::query::{NodeAnswer, ask, ask_each};
 pub use crate::answering::is_answering;
 pub use crate::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
-
-use kestrel_rpc::token::Token;
 
 use self::durable::SyncFirst;
 use self::nodes::{FirstConnection, NodeConnections};
@@ -137,24 +134,10 @@ impl RemoteVolume {
     /// If no server answers, none serves this volume, half of several nodes or more cannot be had,
     /// or the volume's store cannot be used from here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
-        Self::open_with(url, how, self::access::token()?, resources)
-    }
-
-    /// The same, showing this token instead of the one that the process has: for a process that
-    /// acts for several clients.
-    ///
-    /// # Errors
-    /// As for [`RemoteVolume::open`].
-    pub fn open_with(
-        url: &str,
-        how: &Introduction,
-        token: Option<Arc<Token>>,
-        resources: &Resources,
-    ) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
         let reclaimable = Arc::new(Reclaimable::new(server.clone()));
-        let first = FirstConnection::connect(&url, how, token, &reclaimable)?;
+        let first = FirstConnection::connect(&url, how, &reclaimable)?;
         let opened = first.offer.descriptor(&server).and_then(|descriptor| {
             let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
             Ok((descriptor, Arc::new(storage)))

@@ -246,12 +246,7 @@ impl Jobs {
         {
             return Ok(part);
         }
-        let options = BucketOptions {
-            memory_bytes: resources.metadata_bytes,
-            take_over: resources.take_over,
-            merges: false,
-            ..BucketOptions::default()
-        };
+        let options = options_of(resources);
         let counted = match log.rank.as_ref().is_some_and(|of| !of.mounted) {
             true => Counted::Now,
             false => Counted::ByNode,
@@ -299,6 +294,8 @@ impl Jobs {
         if !unfinished {
             check_finished(job, &ranks)?;
         }
+        // A process that has the job open is in the way before anything is done.
+        drop(self.jobs.open(job, options_of(resources), Arc::new(|| Ok(()))).map_err(engine)?);
         let mut sealed = job.clone();
         sealed.sealed = true;
         if !job.sealed && !self.jobs.replace(job, &sealed).map_err(engine)? {
@@ -399,6 +396,16 @@ impl Jobs {
             removed.push(number);
         }
         Ok(removed)
+    }
+}
+
+/// How rows are opened that are read once, to become tables of a version.
+fn options_of(resources: &Resources) -> BucketOptions {
+    BucketOptions {
+        memory_bytes: resources.metadata_bytes,
+        take_over: resources.take_over,
+        merges: false,
+        ..BucketOptions::default()
     }
 }
 

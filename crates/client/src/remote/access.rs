@@ -25,9 +25,10 @@ thread_local! {
     static OF_THREAD: RefCell<Option<Arc<Token>>> = const { RefCell::new(None) };
 }
 
-/// Runs `open`, which opens a volume on this thread: servers are shown this token, now and whenever
-/// they are connected to again.
-pub(crate) fn with_token<T>(token: Option<Arc<Token>>, open: impl FnOnce() -> T) -> T {
+/// Runs `open`, which opens a volume on this thread: servers are shown this token instead of the one
+/// that the process has, now and whenever they are connected to again. For a process that acts for
+/// several clients, or has several volumes.
+pub fn with_token<T>(token: Option<Arc<Token>>, open: impl FnOnce() -> T) -> T {
     let before = OF_THREAD.replace(token);
     let opened = open();
     OF_THREAD.set(before);

@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use super::contact::{Waiting, contact, tell_absence};
 use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
-use super::{Introduction, RemoteUrl};
+use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
 use crate::url::is_anywhere;
@@ -149,11 +149,11 @@ impl FirstConnection {
     pub fn connect(
         url: &RemoteUrl,
         how: &Introduction,
-        token: Option<Arc<Token>>,
         reclaimable: &Arc<Reclaimable>,
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
         let node_reclaimable = Arc::new(NodeReclaimable::first(reclaimable.clone()));
+        let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
         let config = config(url, how, &shows, url.addresses.clone());
         let mut waiting = Waiting::begin(contact());

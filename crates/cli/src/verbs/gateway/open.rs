@@ -9,7 +9,7 @@ use kestrel_client::Fs;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::error::VolumeError;
 use kestrel_client::follow::{self, FOLLOW_EVERY, FollowedVolume};
-use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume, with_token};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::version::{OpenVersion, VersionUrl};
 use kestrel_client::volume::{MountedVolume, Resources, Volume};
@@ -144,7 +144,8 @@ impl Sessions {
     /// Opens the session of a token.
     pub fn open(&self, token: &Token) -> Result<Arc<Fs>, OpenError> {
         let shown = Some(Arc::new(token.clone()));
-        let opened = RemoteVolume::open_with(&self.url, &self.how, shown, &self.resources);
+        let open = || RemoteVolume::open(&self.url, &self.how, &self.resources);
+        let opened = with_token(shown, open);
         let volume = opened.map_err(|why| match why {
             VolumeError::Invalid(_) | VolumeError::NotServed(_) => {
                 OpenError::Refused(why.to_string())
