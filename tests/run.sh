@@ -216,7 +216,7 @@ suites+=(
     "ranks 600 env FILES=$(size 400 10000) tests/jobs/ranks.sh"
     "ranks-s3 900 env JOBS_BUCKET=1 tests/jobs/ranks.sh"
     "jobs-servers 600 env STORMS=$(size 2 20) tests/jobs/servers.sh"
-    "jobs-servers-s3 900 env SERVERS_BUCKET=1 STORMS=$(size 1 10) tests/jobs/servers.sh"
+    "jobs-servers-s3 900 env JOBS_BUCKET=1 STORMS=$(size 1 10) tests/jobs/servers.sh"
     "jobs-servers-encrypted 600 env KESTREL_ENCRYPT=1 STORMS=1 tests/jobs/servers.sh"
     "jobs-s3 900 env JOBS_BUCKET=1 DAGS=$(size 1 10) tests/jobs/jobs.sh"
     "curators 300 tests/versions/curators.sh"

@@ -6,6 +6,7 @@
 # JOBS_BUCKET=1: of a volume that a bucket has all of, by its URL.
 # DAGS, DAG_JOBS: random graphs of jobs, and how many jobs each has.
 set -euo pipefail
+# shellcheck source=tests/jobs/lib.sh
 . "$(dirname "$0")/lib.sh"
 DAGS=${DAGS:-3} DAG_JOBS=${DAG_JOBS:-7}
 

@@ -1,10 +1,13 @@
+# shellcheck shell=bash disable=SC2034
 # What the suites of jobs have in common: a volume at $vol, mounted at $mnt, and what is done with
 # its jobs and versions.
 #
 # JOBS_BUCKET=1: the volume is one that a bucket has all of, by its URL.
 if [ -n "${JOBS_BUCKET:-}" ]; then
+    # shellcheck source=tests/s3/lib.sh
     . "$(dirname "${BASH_SOURCE[0]}")/../s3/lib.sh"
 else
+    # shellcheck source=tests/lib.sh
     . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 fi
 needs_kestrel

@@ -6,6 +6,7 @@
 # FILES: how many files the logs of processes that die have.
 # JOBS_BUCKET=1: of a volume that a bucket has all of, by its URL.
 set -euo pipefail
+# shellcheck source=tests/jobs/lib.sh
 . "$(dirname "$0")/lib.sh"
 FILES=${FILES:-10000}
 small=$WORK/small

@@ -3,41 +3,16 @@
 # several, servers that are killed, moved and superseded, publications that kill -9 ends, storms of
 # changes under kills (storm.py), and bad input.
 #
-# SERVERS_BUCKET=1: of a volume that a bucket has all of, by its URL.
+# JOBS_BUCKET=1: of a volume that a bucket has all of, by its URL.
 # STORMS, STORM_KILLS: storms, and how often each kills servers.
 set -euo pipefail
-if [ -n "${SERVERS_BUCKET:-}" ]; then
-    . "$(dirname "$0")/../s3/lib.sh"
-else
-    . "$(dirname "$0")/../lib.sh"
-fi
-needs_kestrel
+# shellcheck source=tests/jobs/lib.sh
+. "$(dirname "$0")/lib.sh"
 KESTREL=$(realpath "$KESTREL")
-STORMS=${STORMS:-2} STORM_KILLS=${STORM_KILLS:-3} query=
-mnt=$WORK/mnt one=$WORK/one two=$WORK/two ver=$WORK/ver volume=$WORK/volume
-mkdir "$mnt" "$one" "$two" "$ver" "$WORK/tmp" "$WORK/storm"
-export TMPDIR=$WORK/tmp KESTREL_STATE_DIR=$WORK/a KESTREL
+STORMS=${STORMS:-2} STORM_KILLS=${STORM_KILLS:-3}
+one=$WORK/one two=$WORK/two
+mkdir "$one" "$two" "$WORK/storm"
 
-k() {
-    timeout 120 "$KESTREL" "$@"
-}
-# other COMMAND…: kestrel on another machine, which is another state directory.
-other() {
-    KESTREL_STATE_DIR=$WORK/b timeout 120 "$KESTREL" "$@"
-}
-same() {
-    [ "$1" = "$2" ] || {
-        echo "$1 is not $2"
-        return 1
-    }
-}
-not() {
-    ! "$@"
-}
-# url NAME: a version.
-url() {
-    echo "${vol%%\?*}//$1${query:+?$query}"
-}
 # listing DIR: all that there is, with what is in it.
 listing() {
     (cd "$1" && find . -printf '%P %y %m %n %s %l\n' | LC_ALL=C sort && find . -type f -print0 |
@@ -73,20 +48,6 @@ job_servers() {
     done
 }
 AT_END=job_servers
-
-if [ -n "${SERVERS_BUCKET:-}" ]; then
-    vol=$(volume_url jobs/main) store=$STORE_DIR/$S3_BUCKET/jobs/main
-    query=${vol#*\?}
-    k format "$vol" --grace 1s >/dev/null
-    k mount "$vol" "$mnt" >/dev/null
-else
-    make_volume "$volume" --grace 1s
-    vol=$volume store=$volume/objects
-    mount_volume "$volume" "$mnt"
-fi
-objects() {
-    find "$store" -type f | grep -cE '/[0-9a-f]{2}/[89a-f][0-9a-f]{15}$' || true
-}
 
 # A tree with names of all servers, files with several names, and one that is large.
 mkdir -p "$mnt/set/d/e" "$mnt/set/many" "$mnt/set/gone/g"
