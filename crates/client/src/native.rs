@@ -14,7 +14,7 @@
 //! let file = calls.open(b"/hello", OpenHow::create(0o666))?;
 //! calls.write(&file, b"hello")?;
 //! calls.close(file)?;
-//! let contents = calls.read_many(&[b"/hello", b"/not there"]);
+//! let contents = calls.read_many(&[&b"/hello"[..], b"/not there"]);
 //! assert!(contents[0].is_ok() && contents[1].is_err());
 //! volume.close()?;
 //! # Ok(())
