@@ -18,8 +18,8 @@ pub(super) struct WorkersReport {
 }
 
 /// Runs jobs number 0, 1, 2, … below `jobs` on so many threads until all are done, `time` has
-/// passed, or one fails. Jobs that were begun are finished, and what was done is always a run of
-/// numbers from 0.
+/// passed, or one fails; the first one in any case, however long its thread takes to start. Jobs
+/// that were begun are finished, and what was done is always a run of numbers from 0.
 pub(super) fn run(
     threads: usize,
     jobs: u64,
@@ -35,7 +35,8 @@ pub(super) fn run(
         for _ in 0..threads {
             scope.spawn(|| {
                 let mut latencies = Vec::new();
-                while begin.elapsed() < time && failure.lock().is_none() {
+                let is_time = || begin.elapsed() < time || next.load(Ordering::Relaxed) == 0;
+                while is_time() && failure.lock().is_none() {
                     if stop.is_stopped() {
                         failure.lock().get_or_insert(Ended::Stopped);
                         break;
