@@ -226,8 +226,8 @@ suites+=(
     "versions-compact 900 env ROUNDS=$(size 3 12) BIG=$(size 0 3000000) tests/versions/compact.sh"
     "versions-served 300 $serve tests/versions/publish.sh"
     "versions-nodes 600 $nodes tests/versions/publish.sh"
-    "python 600 tests/access/python.sh"
-    "python-all 1800 env PYTHON_ALL=1 tests/access/python.sh"
+    "wheel 900 tests/access/python.sh"
+    "wheel-all 1800 env PYTHON_ALL=1 tests/access/python.sh"
     "bucket-semantics 600 $bucket tests/posix/semantics.sh"
     "bucket-handles 300 $bucket tests/posix/handles.sh"
     "bucket-pjdfstest 300 $bucket tests/posix/pjdfstest.sh"
@@ -258,7 +258,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
-at_night+=(gateway-night python-all)
+at_night+=(gateway-night wheel wheel-all)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.
