@@ -8,6 +8,7 @@ import html
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -156,6 +157,12 @@ def cpu_of(pid):
         except FileNotFoundError:
             pass
     return total / 1e9
+
+
+def children_cpu():
+    """Seconds of CPU of processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def mounted(volume):

@@ -12,11 +12,10 @@ bucket (versitygw behind kestrel-s3proxy, which counts) the command compacts a p
 """
 
 import json
-import resource
 import time
 
 from bucket import mount, umount
-from common import EXAMPLES, KESTREL, bars, conclude, options_of, run, scratch_for
+from common import EXAMPLES, KESTREL, bars, children_cpu, conclude, options_of, run, scratch_for
 from publish import make_tree, publish
 from store import Store
 
@@ -42,12 +41,6 @@ def in_memory(rounds, rows, judged):
                        rate >= ENTRIES_MIN))
 
 
-def cpu():
-    """Seconds of CPU of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def in_bucket(scratch, clones, rounds, rows, judged):
     """Requests and bytes of the command."""
     store = Store(scratch)
@@ -64,11 +57,11 @@ def in_bucket(scratch, clones, rounds, rows, judged):
         for workers in (1, 2):
             for turn in range(rounds):
                 store.counts()
-                begun, used = time.perf_counter(), cpu()
+                begun, used = time.perf_counter(), children_cpu()
                 done = json.loads(run(KESTREL, "version", "compact", f"{base}//in@1?{query}",
                                       "--into", f"out@{workers}.{turn}", "--workers", workers,
                                       "--json"))
-                seconds, used = time.perf_counter() - begun, cpu() - used
+                seconds, used = time.perf_counter() - begun, children_cpu() - used
                 counts = store.counts()
                 row = {"what": f"command, {workers} workers", "is_ours": True,
                        "seconds": seconds, "cpu_seconds": used, "entries": made["rows"],

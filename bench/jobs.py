@@ -18,7 +18,7 @@ import sys
 import time
 
 from bucket import in_threads, mount, umount
-from common import KESTREL, bars, conclude, options_of, run, scratch_for
+from common import KESTREL, bars, conclude, cpu_of, options_of, run, scratch_for
 from publish import make_tree, publish, walk
 
 # Names that a job makes, and threads that make them.
@@ -125,16 +125,6 @@ def unrelated(volume, rounds, rows):
           f" {1000 * seconds:.0f} ms, on one of them {1000 * limit:.0f} ms")
 
 
-def cpu_of(pids):
-    """Seconds of CPU time that processes have taken."""
-    ticks = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            fields = file.read().rsplit(") ", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def served(volume, scratch, name, servers):
     """Creates a second in one directory of a job that is served, microseconds of its servers' CPU
     time for one, and seconds of publishing it."""
@@ -145,10 +135,10 @@ def served(volume, scratch, name, servers):
     pids = re.findall(r"process (\d+)", words)
     top = f"{scratch}/served"
     mount(os.environ["KESTREL_JOB"], top)
-    before = cpu_of(pids)
+    before = sum(map(cpu_of, pids))
     rate = create(f"{top}/made")
     umount(top)
-    used = 1e6 * (cpu_of(pids) - before) / CREATES
+    used = 1e6 * (sum(map(cpu_of, pids)) - before) / CREATES
     begun = time.perf_counter()
     run(KESTREL, "job", "publish", volume, name)
     return rate, used, time.perf_counter() - begun

@@ -13,13 +13,14 @@ system.
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import time
 
 from bucket import in_threads, mount, umount
-from common import EXAMPLES, KESTREL, Null, Server, bars, conclude, options_of, run, scratch_for
+from common import (
+    EXAMPLES, KESTREL, Null, Server, bars, children_cpu, conclude, options_of, run, scratch_for,
+)
 
 # Bars of the issue: creates by logging against those of a mount and a native client, and CPU.
 MOUNT_MIN, NATIVE_MIN, CPU_US_MAX = 20.0, 2.0, 1.5
@@ -31,11 +32,6 @@ THREADS = 8
 
 def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
-def children_cpu():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def begin(volume, name):

@@ -17,9 +17,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kestrel_client::volume::LogDirSettings;
+use kestrel_client::volume::{LogDirSettings, Resources};
 use kestrel_daemon::backup_schedule::{Every, KeeperOptions};
 use kestrel_daemon::collector::CollectorOptions;
+use kestrel_daemon::memory::Memory;
 use kestrel_daemon::process::ProcessOptions;
 use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::tls::TlsOptions;
@@ -28,6 +29,7 @@ use kestrel_rpc::tls::TlsMode;
 use log::LevelFilter;
 
 use file::bounded;
+use store::{CacheArgs, StoreArgs};
 
 /// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
 const METADATA_MEMORY_MIN: u64 = 16 << 20;
@@ -230,5 +232,24 @@ impl RoleArg {
             Self::Metadata => NodeRole::Metadata,
             Self::Coordinator => NodeRole::Coordinator,
         }
+    }
+}
+
+/// What a process that uses a volume as a client gets, by its options.
+pub fn client_resources(
+    process: &ProcessArgs,
+    log_dir: &LogDirArgs,
+    (store, cache): (&StoreArgs, &CacheArgs),
+    (data_cache, memory): (Option<u64>, &Memory),
+) -> Resources {
+    let mut store = store.options();
+    cache.add_to(&mut store);
+    store.memory = memory.plan;
+    Resources {
+        take_over: process.take_over,
+        log_dir: log_dir.settings(),
+        data_cache_bytes: data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        store,
+        ..Resources::within(memory.plan)
     }
 }

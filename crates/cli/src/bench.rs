@@ -34,6 +34,7 @@ use report::{Report, ReportRow};
 use step::{BenchOp, BenchStep, STOP};
 use workers::{PROCESSES_MAX, Workers};
 
+pub use cpu::rusage_us;
 pub use workers::work;
 
 /// Most threads of all processes together.

@@ -326,17 +326,7 @@ impl Jobs {
         let nothing: BeforeSync = Arc::new(|| Ok(()));
         let opened = self.jobs.open(record, BucketOptions::default(), nothing).map_err(engine)?;
         let numbers = (record.base.first_number(), objects_of_job(record.number()).start);
-        let root = row_of(&opened, KeyRef::new(Table::Entry, 0, b""))?;
-        let root = match root.as_deref().map(Entry::decode) {
-            Some(Ok(Entry::Inode(root))) => root,
-            None => Inode {
-                mode: 0o755,
-                uid: new.user,
-                gid: new.group,
-                ..Inode::new(ROOT, Kind::Dir, record.created, 1)
-            },
-            Some(_) => return Err(VolumeError::Io("the root of an input is damaged".into())),
-        };
+        let root = root_of(&opened, record, new.group)?;
         let stamp = inputs.iter().map(|input| input.source.snapshot).max().unwrap_or(1);
         for rows in merged.rows.chunks(BATCH_ROWS) {
             let row = |(key, value): &SettledRow| {
@@ -348,7 +338,7 @@ impl Jobs {
         }
         let figures = match top_of(merged, inputs) {
             None if inputs.is_empty() => [0; 3],
-            Some(top) if merged.is_settled => figures(top),
+            Some(top) if merged.base.is_settled() => figures(top),
             _ => count(&opened)?,
         };
         let rows = Node::rows_of_tree(root, Some(figures), stamp, numbers);
@@ -473,6 +463,21 @@ const BATCH_ROWS: usize = 4096;
 fn top_of<'v>(merged: &MergedInputs, inputs: &'v [VersionManifest]) -> Option<&'v VersionManifest> {
     let top = merged.base.layers.first()?;
     inputs.iter().find(|input| input.id == top.id)
+}
+
+/// The root of the inputs of a job; without inputs a new one, of the job's user and this group.
+fn root_of(rows: &BucketEngine, record: &JobRecord, group: u32) -> Result<Inode, VolumeError> {
+    let root = row_of(rows, KeyRef::new(Table::Entry, 0, b""))?;
+    match root.as_deref().map(Entry::decode) {
+        Some(Ok(Entry::Inode(root))) => Ok(root),
+        None => Ok(Inode {
+            mode: 0o755,
+            uid: record.user,
+            gid: group,
+            ..Inode::new(ROOT, Kind::Dir, record.created, 1)
+        }),
+        Some(_) => Err(VolumeError::Io("the root of an input is damaged".into())),
+    }
 }
 
 /// Files, directories below the root and bytes.

@@ -12,6 +12,22 @@
 //! What waits for metadata or for room runs on threads for that ([`blocking`]); the threads of
 //! connections only move bytes.
 
+/// The answer to a request that stored bytes: the protocol library has a type for each of them.
+macro_rules! stored {
+    ($output:ident, $md5:ident, $sums:ident) => {{
+        let get = |name: &str| $sums.get(name).cloned();
+        $output {
+            e_tag: etag($md5),
+            checksum_crc32: get("crc32"),
+            checksum_crc32c: get("crc32c"),
+            checksum_crc64nvme: get("crc64nvme"),
+            checksum_sha1: get("sha1"),
+            checksum_sha256: get("sha256"),
+            ..$output::default()
+        }
+    }};
+}
+
 mod list;
 mod parts;
 mod read;

@@ -45,7 +45,9 @@ fn busy_ticks(stat: &str) -> u64 {
     [0, 1, 2, 5, 6].iter().filter_map(|index| fields.get(*index)).sum()
 }
 
-fn rusage_us(who: i32) -> u64 {
+/// User and system time as getrusage(2) has it for this process, its children that have ended, or
+/// this thread; microseconds.
+pub fn rusage_us(who: i32) -> u64 {
     // SAFETY: all zeros is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is valid for writes and outlives the call.

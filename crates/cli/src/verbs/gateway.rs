@@ -32,7 +32,7 @@ use kestrel_rpc::tls::{OwnFiles, TlsMode, https_config};
 use self::open::{OpenVolume, Source};
 use super::mount::TrustArgs;
 use crate::args::store::{CacheArgs, StoreArgs};
-use crate::args::{LogDirArgs, ProcessArgs};
+use crate::args::{LogDirArgs, ProcessArgs, client_resources};
 
 /// Where the gateway listens unless told otherwise.
 const LISTEN_DEFAULT: &str = "127.0.0.1:9460";
@@ -251,16 +251,8 @@ fn background(args: &GatewayArgs) -> Result<ExitStatus, Failure> {
 }
 
 fn resources(args: &GatewayArgs, memory: &Memory) -> Resources {
-    let mut store = args.store.options();
-    args.cache.add_to(&mut store);
-    store.memory = memory.plan;
-    Resources {
-        take_over: args.process.take_over,
-        log_dir: args.log_dir.settings(),
-        data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        store,
-        ..Resources::within(memory.plan)
-    }
+    let store = (&args.store, &args.cache);
+    client_resources(&args.process, &args.log_dir, store, (args.data_cache, memory))
 }
 
 /// Serves until a signal.

@@ -42,7 +42,7 @@ use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 use super::{ask_with, control_dir};
 use crate::args::atime::AtimeArg;
 use crate::args::store::{CacheArgs, StoreArgs};
-use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, LogDirArgs, ProcessArgs, client_resources};
 
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
@@ -556,16 +556,8 @@ fn divide_memory(args: &MountArgs) -> Result<Memory, Failure> {
 }
 
 fn resources(args: &MountArgs, memory: &Memory) -> Resources {
-    let mut store = args.store.options();
-    args.cache.add_to(&mut store);
-    store.memory = memory.plan;
-    Resources {
-        take_over: args.process.take_over,
-        log_dir: args.log_dir.settings(),
-        data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        store,
-        ..Resources::within(memory.plan)
-    }
+    let store = (&args.store, &args.cache);
+    client_resources(&args.process, &args.log_dir, store, (args.data_cache, memory))
 }
 
 /// Serves until the mount is gone.

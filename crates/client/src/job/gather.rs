@@ -153,8 +153,7 @@ fn records_of(
 ) -> Result<Vec<Mutation>, VolumeError> {
     let (mut clock, mut inodes, mut objects) = (0, 0, 0);
     for server in servers {
-        let (stamp, counter, _) = Node::rows_at_rest(&server.rows).map_err(node)?;
-        let counted = Node::objects_at_rest(&server.rows).map_err(node)?;
+        let (stamp, counter, counted) = Node::counters_at_rest(&server.rows).map_err(node)?;
         (clock, inodes, objects) = (stamp.max(clock), counter.max(inodes), counted.max(objects));
     }
     let numbers: (InodeId, ObjectId) =

@@ -113,7 +113,6 @@ pub struct ChangeLog {
     /// Numbers below this are those of directories that the job was begun with.
     first: InodeId,
     next: InodeId,
-    end: InodeId,
     stamp: u64,
     /// Directories by their path, as they were asked for.
     paths: HashMap<Vec<u8>, LogDir>,
@@ -167,7 +166,6 @@ impl ChangeLog {
             record: record.clone(),
             first: record.base.first_number(),
             next,
-            end: NUMBERS_END,
             stamp: stamp.max(SystemClock.now().cast_unsigned()),
             paths: HashMap::from([(Vec::new(), LogDir(ROOT))]),
             made: HashMap::new(),
@@ -292,19 +290,18 @@ impl ChangeLog {
         let number = inode.ino;
         self.made.insert((dir.0, name.into()), number);
         self.parents.insert(dir.0);
-        let place = encode_dir_id(dir.0, name);
-        self.writer.push(|rows| {
-            rows.push(KeyRef::new(Table::Entry, dir.0, name), |out| inode.encode_into(out));
-            rows.push(KeyRef::new(Table::DirId, number, b""), |out| {
-                out.extend_from_slice(&place);
-            });
-            rows.push(KeyRef::new(Table::Subdir, dir.0, &number.to_be_bytes()), |_| ());
-        })?;
+        let mut entry = Vec::new();
+        inode.encode_into(&mut entry);
+        self.writer.add_together(&[
+            (KeyRef::new(Table::Entry, dir.0, name), &entry),
+            (KeyRef::new(Table::DirId, number, b""), &encode_dir_id(dir.0, name)),
+            (KeyRef::new(Table::Subdir, dir.0, &number.to_be_bytes()), &[]),
+        ])?;
         Ok(LogDir(number))
     }
 
     fn inode(&mut self, kind: Kind, attrs: LogAttrs) -> Result<Inode, VolumeError> {
-        if self.next >= self.end {
+        if self.next >= NUMBERS_END {
             return Err(VolumeError::Io("the log has no inode numbers left".into()));
         }
         let number = self.next;

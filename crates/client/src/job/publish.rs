@@ -1,21 +1,17 @@
 //! A job becomes a version: the rows that it has changed are written as tables of the version, and
 //! the version gets its name.
 
-use std::sync::Arc;
-
-use kestrel_bucket::BucketOptions;
 use kestrel_bucket::version::{JobRecord, VersionManifest};
-use kestrel_engine::BeforeSync;
 use kestrel_types::crash;
 
 use super::gather::gather;
 use super::rows::{Counted, write};
-use super::settle::settle;
+use super::settle::sealed_rows;
 use super::{JobConflict, Jobs, MergedRanks, engine};
 use crate::error::VolumeError;
 use crate::state_dir::job_dir;
 use crate::volume::Resources;
-use crate::volume::job::{is_sealed, seal};
+use crate::volume::job::seal;
 
 /// A job that has become a version.
 #[derive(Debug)]
@@ -77,23 +73,8 @@ pub fn publish(
     }
     let merged = jobs.merge_ranks(record, unfinished, resources)?;
     let record = &merged.record;
-    let options = BucketOptions {
-        memory_bytes: resources.metadata_bytes,
-        take_over: resources.take_over,
-        ..BucketOptions::default()
-    };
-    let nothing: BeforeSync = Arc::new(|| Ok(()));
-    let opened = jobs.jobs.open(record, options, nothing.clone()).map_err(engine)?;
-    let opened = match is_sealed(&opened).map_err(engine)? {
-        true => opened,
-        false => {
-            drop(opened);
-            settle(jobs, record, resources)?;
-            let opened = jobs.jobs.open(record, options, nothing).map_err(engine)?;
-            seal(&opened).map_err(engine)?;
-            opened
-        }
-    };
+    // No node has served rows that a merge has just made.
+    let opened = sealed_rows(jobs, record, merged.ranks == 0, resources)?;
     crash::point("job.sealed");
     // What a process that was killed meanwhile has written of the version.
     jobs.versions.remove_tables(&record.id_bytes()).map_err(engine)?;

@@ -19,15 +19,12 @@ use kestrel_engine::{BatchKind, BeforeSync, Engine};
 use kestrel_meta::node::Node;
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::crash;
-use kestrel_types::entry::Entry;
 use kestrel_types::hex::to_hex;
-use kestrel_types::ids::{ROOT, objects_of_job};
-use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::ids::objects_of_job;
 
 use super::rows::{Counted, write};
-use super::settle::settle;
-use super::{BegunJob, JobConflict, Jobs, NewJob, engine, job_dir, row_of};
+use super::settle::{read_once, sealed_rows};
+use super::{BegunJob, JobConflict, Jobs, NewJob, engine, job_dir, root_of};
 use crate::descriptor::random;
 use crate::error::VolumeError;
 use crate::volume::Resources;
@@ -165,14 +162,7 @@ impl Jobs {
         self.jobs.create_rows(&log).map_err(engine)?;
         let nothing: BeforeSync = Arc::new(|| Ok(()));
         let opened = self.jobs.open(&log, BucketOptions::default(), nothing).map_err(engine)?;
-        let root = row_of(&opened, KeyRef::new(Table::Entry, 0, b""))?;
-        let root = match root.as_deref().map(Entry::decode) {
-            Some(Ok(Entry::Inode(root))) => root,
-            None => {
-                Inode { mode: 0o755, uid: job.user, ..Inode::new(ROOT, Kind::Dir, job.created, 1) }
-            }
-            Some(_) => return Err(VolumeError::Io("the root of an input is damaged".into())),
-        };
+        let root = root_of(&opened, &log, 0)?;
         let numbers = (log.base.first_number(), objects_of_job(log.number()).start);
         let rows = Node::rows_of_tree(root, Some([0; 3]), 1, numbers);
         opened.commit(BatchKind::Growing, rows).map_err(engine)?;
@@ -246,19 +236,11 @@ impl Jobs {
         {
             return Ok(part);
         }
-        let options = options_of(resources);
         let counted = match log.rank.as_ref().is_some_and(|of| !of.mounted) {
             true => Counted::Now,
             false => Counted::ByNode,
         };
-        let nothing: BeforeSync = Arc::new(|| Ok(()));
-        let mut opened = self.jobs.open(log, options, nothing.clone()).map_err(engine)?;
-        if counted == Counted::ByNode && !is_sealed(&opened).map_err(engine)? {
-            drop(opened);
-            settle(self, log, resources)?;
-            opened = self.jobs.open(log, options, nothing).map_err(engine)?;
-        }
-        seal(&opened).map_err(engine)?;
+        let opened = sealed_rows(self, log, counted == Counted::ByNode, resources)?;
         crash::point("job.rank.sealed");
         self.versions.remove_tables(&log.id_bytes()).map_err(engine)?;
         let (part, _) = write(self, log, &log.name, &opened, counted)?;
@@ -295,7 +277,7 @@ impl Jobs {
             check_finished(job, &ranks)?;
         }
         // A process that has the job open is in the way before anything is done.
-        drop(self.jobs.open(job, options_of(resources), Arc::new(|| Ok(()))).map_err(engine)?);
+        drop(self.jobs.open(job, read_once(resources), Arc::new(|| Ok(()))).map_err(engine)?);
         let mut sealed = job.clone();
         sealed.sealed = true;
         if !job.sealed && !self.jobs.replace(job, &sealed).map_err(engine)? {
@@ -396,16 +378,6 @@ impl Jobs {
             removed.push(number);
         }
         Ok(removed)
-    }
-}
-
-/// How rows are opened that are read once, to become tables of a version.
-fn options_of(resources: &Resources) -> BucketOptions {
-    BucketOptions {
-        memory_bytes: resources.metadata_bytes,
-        take_over: resources.take_over,
-        merges: false,
-        ..BucketOptions::default()
     }
 }
 

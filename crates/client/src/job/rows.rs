@@ -196,12 +196,8 @@ impl VersionRows<'_> {
             let key = KeyRef::new(Table::DirStat, dir, &suffix);
             self.writer.put(key, &value).map_err(engine)?;
         }
-        for (object, referenced) in counts.objects {
-            let (suffix, value) = (share_suffix(0), ObjStat { referenced }.encode());
-            let key = KeyRef::new(Table::ObjStat, object, &suffix);
-            self.writer.put(key, &value).map_err(engine)?;
-        }
-        Ok(())
+        let mut objects = counts.objects.into_iter();
+        objects.try_for_each(|(object, sum)| self.object(object, sum)).map_err(engine)
     }
 
     /// One row that the job has changed.
@@ -320,10 +316,15 @@ impl VersionRows<'_> {
                 return Err(damaged(why.0));
             }
             if sum > 0 {
-                let value = ObjStat { referenced: sum }.encode();
-                self.writer.put(KeyRef::new(Table::ObjStat, object, &share_suffix(0)), &value)?;
+                self.object(object, sum)?;
             }
         }
         Ok(())
+    }
+
+    /// Writes how many bytes of an object are referred to.
+    fn object(&mut self, object: ObjectId, referenced: i64) -> Result<(), EngineError> {
+        let value = ObjStat { referenced }.encode();
+        self.writer.put(KeyRef::new(Table::ObjStat, object, &share_suffix(0)), &value)
     }
 }

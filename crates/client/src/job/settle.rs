@@ -1,8 +1,10 @@
 //! Before the rows of a job become a version what processes have left unfinished is ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kestrel_bucket::version::JobRecord;
+use kestrel_bucket::{BucketEngine, BucketOptions};
 use kestrel_engine::Engine;
 use kestrel_meta::ops::usage;
 use kestrel_types::entry::Entry;
@@ -11,22 +13,55 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::stat::DirStat;
 use kestrel_types::trash::{KEPT, TRASH};
 
-use super::{Jobs, node, row_of};
+use super::{Jobs, engine, node, row_of};
 use crate::error::VolumeError;
 use crate::fs::tree_removal::REMOVING;
+use crate::volume::job::{is_sealed, seal};
 use crate::volume::{Resources, Volume};
 
 /// Longest wait for trees that are being removed, and the pause between two looks.
 const REMOVAL_TIME_MAX: Duration = Duration::from_secs(600);
 const REMOVAL_LOOK: Duration = Duration::from_millis(50);
 
-/// Ends what processes have left unfinished: files without names that were open, trees that are
-/// being removed, and the figures.
-pub(super) fn settle(
+/// Opens the rows of a job that is to become a version, and seals them: nothing is changed any
+/// more. Of a job that a node may have served (`is_served`) what processes have left unfinished is
+/// ended before.
+pub(super) fn sealed_rows(
     jobs: &Jobs,
     record: &JobRecord,
+    is_served: bool,
     resources: &Resources,
-) -> Result<(), VolumeError> {
+) -> Result<BucketEngine, VolumeError> {
+    let open = || {
+        let opened = jobs.jobs.open(record, read_once(resources), Arc::new(|| Ok(())));
+        opened.map_err(engine)
+    };
+    let mut opened = open()?;
+    if is_sealed(&opened).map_err(engine)? {
+        return Ok(opened);
+    }
+    if is_served {
+        drop(opened);
+        settle(jobs, record, resources)?;
+        opened = open()?;
+    }
+    seal(&opened).map_err(engine)?;
+    Ok(opened)
+}
+
+/// How rows are opened that are read once, to become tables of a version.
+pub(super) fn read_once(resources: &Resources) -> BucketOptions {
+    BucketOptions {
+        memory_bytes: resources.metadata_bytes,
+        take_over: resources.take_over,
+        merges: false,
+        ..BucketOptions::default()
+    }
+}
+
+/// Ends what processes have left unfinished: files without names that were open, trees that are
+/// being removed, and the figures.
+fn settle(jobs: &Jobs, record: &JobRecord, resources: &Resources) -> Result<(), VolumeError> {
     let dir = jobs.make_dir(record)?;
     let volume = Volume::open_part(&dir, "kestrel job publish", resources)?;
     let rows = volume.engine.clone();

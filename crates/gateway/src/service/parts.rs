@@ -71,16 +71,7 @@ pub async fn upload_part(
         account.commit_part((&to, &id), number, received.writer, told)
     })
     .await?;
-    let get = |name: &str| sums.get(name).cloned();
-    Ok(S3Response::new(UploadPartOutput {
-        e_tag: etag(md5),
-        checksum_crc32: get("crc32"),
-        checksum_crc32c: get("crc32c"),
-        checksum_crc64nvme: get("crc64nvme"),
-        checksum_sha1: get("sha1"),
-        checksum_sha256: get("sha256"),
-        ..UploadPartOutput::default()
-    }))
+    Ok(S3Response::new(stored!(UploadPartOutput, md5, sums)))
 }
 
 /// Makes a part of an object, or of a range of it.

@@ -139,6 +139,54 @@ fn checksums(object: &Object, mode: Option<&ChecksumMode>, window: &Window) -> C
     }
 }
 
+/// What a request for an object wants: the protocol library has a type for each of them.
+macro_rules! wanted {
+    ($input:ident) => {
+        Wanted {
+            demands: Conditions {
+                if_match: $input.if_match,
+                if_none_match: $input.if_none_match,
+                if_modified_since: $input.if_modified_since,
+                if_unmodified_since: $input.if_unmodified_since,
+            },
+            range: $input.range,
+            part: $input.part_number,
+        }
+    };
+}
+
+/// The answer to such a request, without the bytes.
+macro_rules! described {
+    ($output:ident, $input:ident, $object:ident, $window:ident) => {{
+        let sums = checksums(&$object, $input.checksum_mode.as_ref(), &$window);
+        let mut headers = Headers { kept: $object.attributes.headers.clone() };
+        $output {
+            accept_ranges: Some("bytes".into()),
+            cache_control: headers.take("cache-control", $input.response_cache_control),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            checksum_type: sums.checksum_type,
+            content_disposition: headers
+                .take("content-disposition", $input.response_content_disposition),
+            content_encoding: headers.take("content-encoding", $input.response_content_encoding),
+            content_language: headers.take("content-language", $input.response_content_language),
+            content_length: i64::try_from($window.to - $window.from).ok(),
+            content_range: $window.header.clone(),
+            content_type: headers
+                .take("content-type", $input.response_content_type)
+                .or_else(|| type_default(&$object)),
+            e_tag: etag($object.etag.clone()),
+            expires: headers.expires($input.response_expires),
+            last_modified: Some(timestamp($object.inode.mtime)),
+            metadata: Some($object.attributes.metadata.into_iter().collect()),
+            ..$output::default()
+        }
+    }};
+}
+
 /// Gets an object, or a range of it.
 pub async fn get_object(
     gateway: &GatewayService,
@@ -149,16 +197,7 @@ pub async fn get_object(
     let input = request.input;
     only_version(input.version_id.as_deref())?;
     let of = target(input.bucket, &input.key)?;
-    let wanted = Wanted {
-        demands: Conditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        },
-        range: input.range,
-        part: input.part_number,
-    };
+    let wanted = wanted!(input);
     let fs = account.fs.clone();
     let (object, file, window, tags) = blocking(move || {
         let (object, file) = account.open(&of.bucket, &of.key)?;
@@ -167,36 +206,10 @@ pub async fn get_object(
         Ok((object, file, window, tags.len()))
     })
     .await?;
-    let sums = checksums(&object, input.checksum_mode.as_ref(), &window);
-    let mut headers = Headers { kept: object.attributes.headers.clone() };
-    let length = window.to - window.from;
     let body = file.map(|file| body(fs, file, window.from, window.to));
-    let output = GetObjectOutput {
-        accept_ranges: Some("bytes".into()),
-        body,
-        cache_control: headers.take("cache-control", input.response_cache_control),
-        checksum_crc32: sums.checksum_crc32,
-        checksum_crc32c: sums.checksum_crc32c,
-        checksum_crc64nvme: sums.checksum_crc64nvme,
-        checksum_sha1: sums.checksum_sha1,
-        checksum_sha256: sums.checksum_sha256,
-        checksum_type: sums.checksum_type,
-        content_disposition: headers
-            .take("content-disposition", input.response_content_disposition),
-        content_encoding: headers.take("content-encoding", input.response_content_encoding),
-        content_language: headers.take("content-language", input.response_content_language),
-        content_length: i64::try_from(length).ok(),
-        content_range: window.header.clone(),
-        content_type: headers
-            .take("content-type", input.response_content_type)
-            .or_else(|| type_default(&object)),
-        e_tag: etag(object.etag.clone()),
-        expires: headers.expires(input.response_expires),
-        last_modified: Some(timestamp(object.inode.mtime)),
-        metadata: Some(object.attributes.metadata.into_iter().collect()),
-        tag_count: i32::try_from(tags).ok().filter(|count| *count > 0),
-        ..GetObjectOutput::default()
-    };
+    let tag_count = i32::try_from(tags).ok().filter(|count| *count > 0);
+    let described = described!(GetObjectOutput, input, object, window);
+    let output = GetObjectOutput { body, tag_count, ..described };
     let mut response = S3Response::new(output);
     response.status = status(&window);
     Ok(response)
@@ -245,16 +258,7 @@ pub async fn head_object(
     let input = request.input;
     only_version(input.version_id.as_deref())?;
     let of = target(input.bucket, &input.key)?;
-    let wanted = Wanted {
-        demands: Conditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        },
-        range: input.range,
-        part: input.part_number,
-    };
+    let wanted = wanted!(input);
     let (object, window, tags) = blocking(move || {
         let object = account.object(&of.bucket, &of.key)?;
         let window = wanted.check(&object)?;
@@ -262,32 +266,7 @@ pub async fn head_object(
         Ok((object, window, tags.len()))
     })
     .await?;
-    let sums = checksums(&object, input.checksum_mode.as_ref(), &window);
-    let mut headers = Headers { kept: object.attributes.headers.clone() };
-    let output = HeadObjectOutput {
-        accept_ranges: Some("bytes".into()),
-        cache_control: headers.take("cache-control", input.response_cache_control),
-        checksum_crc32: sums.checksum_crc32,
-        checksum_crc32c: sums.checksum_crc32c,
-        checksum_crc64nvme: sums.checksum_crc64nvme,
-        checksum_sha1: sums.checksum_sha1,
-        checksum_sha256: sums.checksum_sha256,
-        checksum_type: sums.checksum_type,
-        content_disposition: headers
-            .take("content-disposition", input.response_content_disposition),
-        content_encoding: headers.take("content-encoding", input.response_content_encoding),
-        content_language: headers.take("content-language", input.response_content_language),
-        content_length: i64::try_from(window.to - window.from).ok(),
-        content_range: window.header.clone(),
-        content_type: headers
-            .take("content-type", input.response_content_type)
-            .or_else(|| type_default(&object)),
-        e_tag: etag(object.etag.clone()),
-        expires: headers.expires(input.response_expires),
-        last_modified: Some(timestamp(object.inode.mtime)),
-        metadata: Some(object.attributes.metadata.into_iter().collect()),
-        ..HeadObjectOutput::default()
-    };
+    let output = described!(HeadObjectOutput, input, object, window);
     let mut response = S3Response::new(output);
     if tags > 0 {
         // The protocol library has no field for it here.

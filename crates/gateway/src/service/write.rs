@@ -48,16 +48,7 @@ pub async fn put_object(
     info.attributes.checksums = received.checksums.clone();
     let (checksums, md5) = (received.checksums.clone(), received.md5.clone());
     blocking(move || commit(&account, &to, received, info, &demands)).await?;
-    let get = |name: &str| checksums.get(name).cloned();
-    Ok(S3Response::new(PutObjectOutput {
-        e_tag: etag(md5),
-        checksum_crc32: get("crc32"),
-        checksum_crc32c: get("crc32c"),
-        checksum_crc64nvme: get("crc64nvme"),
-        checksum_sha1: get("sha1"),
-        checksum_sha256: get("sha256"),
-        ..PutObjectOutput::default()
-    }))
+    Ok(S3Response::new(stored!(PutObjectOutput, md5, checksums)))
 }
 
 fn commit(

@@ -14,6 +14,7 @@ use super::super::snapshot::KeyArgs;
 use super::super::{print_json, volume_of};
 use super::server::{output_of, program, store_options};
 use super::{InputArgs, VERB, begin, fail, jobs_of, resources};
+use crate::bench::rusage_us;
 
 /// Ranks that are measured; what they make lies in each other.
 const RANKS: u32 = 2;
@@ -112,17 +113,8 @@ impl Plan {
 
 /// CPU time of this process and its children that have ended, seconds.
 fn cpu() -> f64 {
-    let used = |of| {
-        // SAFETY: `rusage` is plain numbers, and the pointer is to a local of the right type.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(of, &raw mut usage);
-            usage
-        };
-        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-        seconds(usage.ru_utime) + seconds(usage.ru_stime)
-    };
-    used(libc::RUSAGE_SELF) + used(libc::RUSAGE_CHILDREN)
+    let used = [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(rusage_us);
+    used.iter().sum::<u64>() as f64 / 1e6
 }
 
 /// See [`PlanArgs`].

@@ -218,16 +218,15 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Adds rows of a directory, which wait for nothing.
+    /// Adds rows of a directory, which wait for nothing: they are written together.
     ///
     /// # Errors
     /// As for [`LogWriter::add_row`].
-    pub fn push(&self, add: impl FnOnce(&mut RowBuffer)) -> Result<(), VolumeError> {
+    pub fn add_together(&self, rows: &[(KeyRef<'_>, &[u8])]) -> Result<(), VolumeError> {
         let mut state = self.shared.with_room()?;
-        if state.buffer.is_empty() {
-            state.since = Some(Instant::now());
+        for (key, value) in rows {
+            state.push(*key, |out| out.extend_from_slice(value));
         }
-        add(&mut state.buffer);
         Ok(())
     }
 

@@ -500,8 +500,12 @@ impl JobChanges<'_> {
 impl BucketEngine {
     /// The rows that a job has changed. What is not durable yet is not among them.
     pub fn changes(&self) -> JobChanges<'_> {
+        self.changes_in((&[], &[u8::MAX; 2]))
+    }
+
+    fn changes_in(&self, range: (&[u8], &[u8])) -> JobChanges<'_> {
         let tree: &Tree = &self.shared.tree;
-        JobChanges(Merged::over_own(&tree, &tree.view(), (&[], &[u8::MAX; 2])))
+        JobChanges(Merged::over_own(&tree, &tree.view(), range))
     }
 
     /// Shows the rows that a job has changed, in order; without a value: it has deleted the row.
@@ -533,8 +537,7 @@ impl BucketEngine {
         (from, to): (&[u8], &[u8]),
         mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let tree: &Tree = &self.shared.tree;
-        let mut rows = Merged::over_own(&tree, &tree.view(), (from, to));
+        let mut rows = self.changes_in((from, to));
         while let Some((key, value)) = rows.next_row()? {
             visit(&key, value.as_deref())?;
         }

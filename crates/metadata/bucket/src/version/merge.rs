@@ -73,8 +73,6 @@ pub struct MergedInputs {
     pub conflicts: Vec<Conflict>,
     /// How many of these there are.
     pub conflict_count: u64,
-    /// [`JobBase::is_settled`].
-    pub is_settled: bool,
 }
 
 /// An error about inputs.
@@ -199,9 +197,8 @@ pub fn merge(
         }
         known.push((input, own));
     }
-    let is_settled = base.is_settled();
-    let mut merged = MergedInputs { is_settled, ..MergedInputs::default() };
-    if !is_settled {
+    let mut merged = MergedInputs::default();
+    if !base.is_settled() {
         let merge = Merge::new(place, &base, classes)?;
         (classes, merged.rows) = merge.settle(&base, &mut merged)?;
     }

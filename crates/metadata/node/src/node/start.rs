@@ -215,14 +215,6 @@ impl Node {
         Ok((counter(engine, "clock")?, counter(engine, "inodes")?, figures))
     }
 
-    /// The counter of objects, as it stands in rows of a node that was stopped.
-    ///
-    /// # Errors
-    /// The engine's, and if rows are damaged.
-    pub fn objects_at_rest(engine: &dyn Engine) -> FsResult<u64> {
-        counter(engine, "objects")
-    }
-
     /// As [`Node::format`], with those of the rows of the root that are `own`.
     pub(super) fn format_rows(
         engine: &dyn Engine,
