@@ -57,6 +57,24 @@ pub struct ObjectInfo {
     pub tags: Tags,
 }
 
+/// The directory of a key, or the nearest one that there is, so that its policies hold for the
+/// bytes.
+fn nearest_dir(account: &Account, bucket: InodeId, key: &ObjectKey) -> S3Result<InodeId> {
+    for path in key.parents().rev() {
+        let place = PathRef::from_path(bucket, path.as_bytes()).map_err(failed)?;
+        match account.look_up(place).map_err(failed)? {
+            Some(found) if found.inode.kind == Kind::Dir => return Ok(found.inode.ino),
+            Some(_) => return Err(crate::error::parent_is_object()),
+            None => {}
+        }
+    }
+    Ok(bucket)
+}
+
+fn dirs_removed() -> s3s::S3Error {
+    refused(S3ErrorCode::SlowDown, "other requests remove the directories of the key")
+}
+
 /// An object that is being written.
 pub struct ObjectWriter {
     account: Arc<Account>,
@@ -72,26 +90,22 @@ impl ObjectWriter {
     /// `NoSuchBucket`, `AccessDenied`; the metadata's.
     pub fn begin(account: &Arc<Account>, bucket: &str, key: &ObjectKey) -> S3Result<Self> {
         account.may_write()?;
-        let bucket = account.bucket(bucket)?;
-        // In its directory, or the nearest that there is, so that its policies hold for the bytes.
-        let mut dir = bucket;
-        for path in key.parents().rev() {
-            let place = PathRef::from_path(bucket, path.as_bytes()).map_err(failed)?;
-            match account.look_up(place).map_err(failed)? {
-                Some(found) if found.inode.kind == Kind::Dir => {
-                    dir = found.inode.ino;
-                    break;
-                }
-                Some(_) => return Err(crate::error::parent_is_object()),
-                None => {}
-            }
-        }
         let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
         let how = Creation { mode: FILE_MODE, flags, exclusive: false };
-        let opened =
-            account.call(|fs, done| fs.tmpfile(account.caller, dir, how, done)).map_err(failed)?;
-        let file = OpenFile::new(account.fs.clone(), opened.handle);
-        Ok(Self { account: account.clone(), file, md5: Md5::new(), size: 0 })
+        for _ in 0..TRIES {
+            let dir = nearest_dir(account, account.bucket(bucket)?, key)?;
+            let opened = account.call(|fs, done| fs.tmpfile(account.caller, dir, how, done));
+            match opened {
+                Ok(opened) => {
+                    let file = OpenFile::new(account.fs.clone(), opened.handle);
+                    return Ok(Self { account: account.clone(), file, md5: Md5::new(), size: 0 });
+                }
+                // Another request has removed the directory meanwhile.
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(dirs_removed())
     }
 
     /// Appends bytes. Waits for the block store if it does not keep up.
@@ -193,7 +207,7 @@ impl ObjectWriter {
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(refused(S3ErrorCode::SlowDown, "other requests remove the directories of the key"))
+        Err(dirs_removed())
     }
 
     /// Makes it the file at a place of the gateway's own, and durable.
