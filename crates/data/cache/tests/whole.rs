@@ -70,10 +70,24 @@ fn content(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed).collect()
 }
 
+fn try_make(copies: &WholeCopies, id: WholeId, bytes: &[u8]) -> std::io::Result<()> {
+    let mut writer = copies.create(id)?;
+    bytes.chunks(700_001).try_for_each(|part| writer.append(part))?;
+    writer.finish()
+}
+
+/// Makes a copy. A count of the directory that goes on meanwhile may count what is written twice,
+/// so the cache may refuse room that it has: then this begins again, as readers do.
 fn make(copies: &WholeCopies, id: WholeId, bytes: &[u8]) {
-    let mut writer = copies.create(id).unwrap();
-    bytes.chunks(700_001).for_each(|part| writer.append(part).unwrap());
-    writer.finish().unwrap();
+    for _ in 0..1000 {
+        match try_make(copies, id, bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            made => return made.unwrap(),
+        }
+    }
+    panic!("the cache never had room for {id:?}");
 }
 
 fn check(copies: &WholeCopies, id: &WholeId) -> bool {
