@@ -91,7 +91,8 @@ enum Verb {
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
     Serve(serve::ServeArgs),
-    Gateway(Box<gateway::GatewayArgs>),
+    Gateway(Box<gateway::s3::S3GatewayArgs>),
+    Webdav(Box<gateway::webdav::WebdavArgs>),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -134,7 +135,7 @@ enum Verb {
 
 fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
-    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_)) {
+    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_) | Verb::Webdav(_)) {
         logger::install(LevelFilter::Warn);
     }
     match verb {
@@ -142,7 +143,8 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
         Verb::Serve(args) => serve::run(args),
-        Verb::Gateway(args) => gateway::run(args),
+        Verb::Gateway(args) => gateway::s3::run(args),
+        Verb::Webdav(args) => gateway::webdav::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),

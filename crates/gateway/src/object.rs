@@ -10,6 +10,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Op, OpenFlags, XattrFlags};
 use s3s::{S3ErrorCode, S3Result};
+use tokio::sync::oneshot;
 
 use crate::account::{Account, FoundEntry, is_absent};
 use crate::attributes::{
@@ -63,6 +64,22 @@ impl OpenFile {
     /// Its number was told once more.
     pub fn told_again(&mut self) {
         self.told += 1;
+    }
+
+    /// Reads bytes: fewer than wanted only at the end of the file.
+    pub fn read(
+        &self,
+        at: u64,
+        len: usize,
+    ) -> impl Future<Output = FsResult<Vec<u8>>> + Send + Sync + use<> {
+        let (send, receive) = oneshot::channel();
+        // A client that has gone waits for nothing.
+        self.fs.read(&self.handle, at, len, Box::new(move |bytes| drop(send.send(bytes))));
+        async move {
+            let dropped =
+                |_| Err(FsError::new(libc::EIO, "the read was dropped without an answer"));
+            receive.await.unwrap_or_else(dropped)
+        }
     }
 }
 

@@ -1,16 +1,13 @@
 //! Get and head objects.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
-use kestrel_client::Fs;
-use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
 use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
-use tokio::sync::oneshot;
 
 use super::{GatewayService, blocking, etag, no_extras, only_version, target, timestamp};
 use crate::conditions::Conditions;
@@ -198,7 +195,6 @@ pub async fn get_object(
     only_version(input.version_id.as_deref())?;
     let of = target(input.bucket, &input.key)?;
     let wanted = wanted!(input);
-    let fs = account.fs.clone();
     let (object, file, window, tags) = blocking(move || {
         let (object, file) = account.open(&of.bucket, &of.key)?;
         let window = wanted.check(&object)?;
@@ -206,7 +202,7 @@ pub async fn get_object(
         Ok((object, file, window, tags.len()))
     })
     .await?;
-    let body = file.map(|file| body(fs, file, window.from, window.to));
+    let body = file.map(|file| body(file, window.from, window.to));
     let tag_count = i32::try_from(tags).ok().filter(|count| *count > 0);
     let described = described!(GetObjectOutput, input, object, window);
     let output = GetObjectOutput { body, tag_count, ..described };
@@ -217,35 +213,20 @@ pub async fn get_object(
 
 /// The bytes of a file, as the client takes them. One that became shorter meanwhile ends the
 /// connection: its length was told.
-fn body(fs: Arc<Fs>, file: OpenFile, from: u64, to: u64) -> StreamingBlob {
-    let pieces = stream::try_unfold((fs, file, from), move |(fs, file, at)| async move {
+fn body(file: OpenFile, from: u64, to: u64) -> StreamingBlob {
+    let pieces = stream::try_unfold((file, from), move |(file, at)| async move {
         if at >= to {
             return Ok(None);
         }
         let wanted = (to - at).min(PIECE_BYTES);
-        let bytes = read(&fs, &file, at, wanted as usize).await?;
+        let bytes = file.read(at, wanted as usize).await?;
         if bytes.is_empty() {
             return Err(FsError::new(libc::EIO, "the file became shorter while it was read"));
         }
         let next = at + bytes.len() as u64;
-        Ok(Some((Bytes::from(bytes), (fs, file, next))))
+        Ok(Some((Bytes::from(bytes), (file, next))))
     });
     StreamingBlob::wrap(pieces)
-}
-
-fn read(
-    fs: &Arc<Fs>,
-    file: &OpenFile,
-    at: u64,
-    len: usize,
-) -> impl Future<Output = FsResult<Vec<u8>>> + Send + Sync + use<> {
-    let (send, receive) = oneshot::channel();
-    // A client that has gone waits for nothing.
-    fs.read(&file.handle, at, len, Box::new(move |bytes| drop(send.send(bytes))));
-    async move {
-        let dropped = |_| Err(FsError::new(libc::EIO, "the read was dropped without an answer"));
-        receive.await.unwrap_or_else(dropped)
-    }
 }
 
 /// Tells of an object.

@@ -29,7 +29,7 @@ use kestrel_rpc::tls::TlsMode;
 use kestrel_rpc::token::Token;
 use parking_lot::Mutex;
 
-use super::{GatewayArgs, Plan, fail, usage};
+use super::{Face, Plan};
 
 /// Which volume is to be served.
 enum Kind {
@@ -58,7 +58,10 @@ impl fmt::Display for Source {
 
 impl Source {
     /// What the arguments name.
-    pub fn of(args: &GatewayArgs) -> Result<Self, Failure> {
+    pub fn of(face: &Face<'_>) -> Result<Self, Failure> {
+        let args = face.args;
+        let usage = |why: VolumeError| face.usage(why);
+        let fail = |why: VolumeError| face.fail(why);
         let version = VersionUrl::parse(&args.volume).map_err(usage)?;
         let at = match &version {
             // The name of a version may have an @, too.
@@ -67,23 +70,23 @@ impl Source {
         };
         let volume = at.as_ref().map_or(&args.volume, |at| &at.volume);
         let find = if args.process.report_readiness { locate } else { locate_anew };
-        let find = |url: &str| find("gateway", url, args.store.credentials.as_deref());
+        let find = |url: &str| find(face.name, url, args.store.credentials.as_deref());
         let kind = if let Some(mut version) = version {
             if RemoteUrl::is_one(&version.volume) {
                 let mut url = RemoteUrl::parse(&version.volume).map_err(usage)?;
-                args.trust.add_to("gateway", &mut url)?;
+                args.trust.add_to(face.name, &mut url)?;
                 version.volume = url.to_string();
             } else {
-                args.trust.is_none("gateway")?;
+                args.trust.is_none(face.name)?;
                 version.volume = find(&version.volume)?.to_string_lossy().into_owned();
             }
             Kind::Version(version)
         } else if RemoteUrl::is_one(volume) {
             let mut url = RemoteUrl::parse(volume).map_err(usage)?;
-            args.trust.add_to("gateway", &mut url)?;
+            args.trust.add_to(face.name, &mut url)?;
             Kind::Served(url)
         } else {
-            args.trust.is_none("gateway")?;
+            args.trust.is_none(face.name)?;
             let found = find(volume)?;
             Descriptor::read(&found).map_err(fail)?;
             match args.read_only && follow::is_followed(&found).map_err(fail)? {
@@ -172,26 +175,27 @@ enum Open {
 /// A volume that is open.
 pub struct OpenVolume<'a> {
     source: &'a Source,
+    face: &'a Face<'a>,
     open: Open,
 }
 
 impl<'a> OpenVolume<'a> {
     /// Opens the volume of a plan.
     pub fn open(
-        args: &GatewayArgs,
+        face: &'a Face<'a>,
         plan: &'a Plan,
         memory: &Memory,
         resources: Resources,
         begun: Instant,
     ) -> Result<Self, Failure> {
-        let source = &plan.source;
-        let role = format!("kestrel gateway {}", plan.listen);
+        let (args, source, role) = (face.args, &plan.source, face.role(plan));
+        let fail = |why: VolumeError| face.fail(why);
         let read_only = args.read_only || source.is_immutable();
         let how =
             Introduction { who: kestrel_daemon::who(&role), deadline: args.deadline, read_only };
         let open = match &source.kind {
             Kind::Here(dir) => {
-                let opened = open_here(args, (dir, &role), memory, &resources, begun);
+                let opened = open_here(face, (dir, &role), memory, &resources, begun);
                 Open::Here(Box::new(opened?))
             }
             Kind::Served(url) if args.tokens.is_some() => Open::Tokens(Arc::new(Sessions {
@@ -213,7 +217,7 @@ impl<'a> OpenVolume<'a> {
                 Open::Followed(Box::new(opened.map_err(fail)?))
             }
         };
-        Ok(Self { source, open })
+        Ok(Self { source, face, open })
     }
 
     /// The sessions of tokens, if access keys are tokens.
@@ -231,9 +235,11 @@ impl<'a> OpenVolume<'a> {
             Open::Remote(volume) => &volume.fs,
             Open::Version(version) => version.fs(),
             Open::Followed(volume) => &volume.fs,
-            Open::Tokens(_) => return Err(fail("each token has a file system of its own")),
+            Open::Tokens(_) => {
+                return Err(self.face.fail("each token has a file system of its own"));
+            }
         };
-        self.source.seen(live).map_err(fail)
+        self.source.seen(live).map_err(|why| self.face.fail(why))
     }
 
     /// Whether no other process has it open.
@@ -274,15 +280,16 @@ impl<'a> OpenVolume<'a> {
 }
 
 fn open_here(
-    args: &GatewayArgs,
+    face: &Face<'_>,
     (dir, role): (&Path, &str),
     memory: &Memory,
     resources: &Resources,
     begun: Instant,
 ) -> Result<Here, Failure> {
+    let args = face.args;
     let mounted = Volume::open(&dir.to_string_lossy(), role, resources)
         .and_then(|volume| volume.serve(resources, args.read_only))
-        .map_err(fail)?;
+        .map_err(|why| face.fail(why))?;
     let volume = &mounted.volume;
     let store = || args.store.options();
     let serving = Arc::new(Serving {
@@ -308,7 +315,7 @@ fn open_here(
         succession: OnceLock::new(),
         end: None,
     });
-    let thread = |of: &str, why: std::io::Error| fail(format!("no thread for {of}: {why}"));
+    let thread = |of: &str, why: std::io::Error| face.fail(format!("no thread for {of}: {why}"));
     Ok(Here {
         _schedule: Schedule::begin(&serving.keeper, &serving.volume)
             .map_err(|why| thread("dumps", why))?,
@@ -316,7 +323,7 @@ fn open_here(
             .map_err(|why| thread("collecting", why))?,
         _snapshots: KeepingSnapshots::begin(&serving.snapshots, &serving.volume)
             .map_err(|why| thread("snapshots", why))?,
-        _doors: Endpoints::open(dir, None, &serving).map_err(fail)?,
+        _doors: Endpoints::open(dir, None, &serving).map_err(|why| face.fail(why))?,
         serving,
         mounted,
     })
