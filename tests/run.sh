@@ -240,10 +240,12 @@ suites+=(
     "bucket-nodes-snapshots 600 $bucket KESTREL_NODES=3 tests/posix/snapshots.sh"
     "bucket-nodes-compare 600 $bucket KESTREL_NODES=3 $compare tests/posix/compare.sh"
 )
-# Clients of S3.
+# Clients of S3 and WebDAV.
 suites+=(
     "gateway 300 env GATEWAY_NIGHT= tests/access/gateway.sh"
     "gateway-night 1200 env GATEWAY_NIGHT=1 GATEWAY_KILLS=20 tests/access/gateway.sh"
+    "webdav 300 env WEBDAV_NIGHT= tests/access/webdav.sh"
+    "webdav-night 600 env WEBDAV_NIGHT=1 tests/access/webdav.sh"
 )
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
@@ -258,7 +260,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
-at_night+=(gateway-night wheel wheel-all)
+at_night+=(gateway-night webdav-night wheel wheel-all)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

@@ -25,9 +25,11 @@ else
 fi
 if command -v mount.davfs >/dev/null; then
     mkdir "$WORK/davfs"
-    printf 'secrets %s\nuse_locks 1\nask_auth 0\ncache_dir %s\n' "$WORK/davfs-secrets" "$WORK/davfs-cache" \
-        >"$WORK/davfs.conf"
-    mkdir -p "$WORK/davfs-cache"
+    printf 'secrets %s\nuse_locks 1\nask_auth 0\ncache_dir %s\n' "$WORK/davfs-secrets" \
+        "$WORK/davfs-cache" >"$WORK/davfs.conf"
+    # It gives up root's rights.
+    install -d -m 1777 "$WORK/davfs-cache"
+    chmod 644 "$WORK/davfs.conf"
     echo "$DAV_URL $DAV_KEY $DAV_SECRET" >"$WORK/davfs-secrets"
     chmod 600 "$WORK/davfs-secrets"
     check "davfs2 mounts it" mount -t davfs -o "conf=$WORK/davfs.conf" "$DAV_URL" "$WORK/davfs" 9>&-

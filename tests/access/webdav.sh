@@ -98,7 +98,7 @@ with open("script", "w") as script:
     script.write("#!/bin/sh\n")
 os.chmod("script", 0o755)
 PY
-unmount_volume "$volume" "$MNT"
+umount_volume "$MNT"
 check "starts" webdav "$volume"
 listed() {
     dav PROPFIND /many/ -H 'Depth: 1' | grep -o 'href>/many/n[0-9]*<' | sort -u | wc -l
@@ -127,7 +127,7 @@ check "an orderly end" stop
 mount_volume "$volume" "$MNT"
 check "the mode stays with another content" test "$(stat -c %a "$MNT/script")" = 755
 check "nothing is left of what was killed" test -z "$(find "$MNT" -path '*/replacing/*')"
-unmount_volume "$volume" "$MNT"
+umount_volume "$MNT"
 check "the volume is whole" "$KESTREL" fsck --data "$volume"
 
 echo "-- a snapshot"
