@@ -16,7 +16,7 @@ TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
 test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio acl attr tar \
-    python3-venv python3-pip shellcheck curl litmus g++ openssl postgresql etcd-server)
+    python3-venv python3-pip shellcheck curl litmus nfs-ganesha nfs-ganesha-vfs libnfs13 g++ openssl postgresql etcd-server)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
@@ -59,10 +59,12 @@ if [ ${#missing[@]} -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-    # Tests run members of their own; the one that comes with the package stays out of their way.
-    if [[ " ${missing[*]} " == *" etcd-server "* ]] && command -v systemctl >/dev/null; then
-        systemctl disable --now etcd >/dev/null 2>&1 || true
-    fi
+    # Tests run servers of their own; those that come with packages stay out of their way.
+    for service in etcd nfs-ganesha; do
+        if [[ " ${missing[*]} " == *" $service"* ]] && command -v systemctl >/dev/null; then
+            systemctl disable --now "$service" >/dev/null 2>&1 || true
+        fi
+    done
 fi
 
 # A real tree of small files, for the demos: the kernel's sources, as Debian ships them. Downloaded,

@@ -244,6 +244,8 @@ suites+=(
 suites+=(
     "gateway 300 env GATEWAY_NIGHT= tests/access/gateway.sh"
     "gateway-night 1200 env GATEWAY_NIGHT=1 GATEWAY_KILLS=20 tests/access/gateway.sh"
+    "nfs 300 tests/access/nfs.sh"
+    "nfs-served 300 $serve tests/access/nfs.sh"
     "webdav 300 env WEBDAV_NIGHT= tests/access/webdav.sh"
     "webdav-night 600 env WEBDAV_NIGHT=1 tests/access/webdav.sh"
 )
@@ -260,7 +262,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
-at_night+=(gateway-night webdav-night wheel wheel-all)
+at_night+=(nfs-served gateway-night webdav-night wheel wheel-all)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

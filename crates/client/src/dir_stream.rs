@@ -13,11 +13,23 @@
 //! stays valid: a pass lists every batch afresh, takes the number of the old batch where nothing
 //! has changed in it, and a new number where something has. Batches that no pass leads to any more
 //! are dropped by the next cookie 0 when there are many.
+//!
+//! An NFS server opens the directory anew for each piece of a listing, and seeks to a cookie of a
+//! handle that it has closed. So the batches of such handles are kept for a while, for all handles
+//! of the directory ([`KeptPositions`]), and have different numbers.
+
+mod kept;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
 use kestrel_types::name::Name;
 use kestrel_types::request::DirEntry;
+
+pub use self::kept::KeptPositions;
 
 /// Entries asked for at once; an index must fit the cookie's low 16 bits.
 /// Its unit tests list directories of a few thousand names, which must come in several batches.
@@ -40,14 +52,14 @@ const RETAINED_MIN: usize = 1 << 20;
 /// Most hashes of one handle, 256 MiB. Beyond, only the newest batch keeps its cookies.
 const RETAINED_MAX: usize = 1 << 26;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Batch {
     /// The name the batch begins after.
     after: Option<Name>,
     /// Its last name; that of `after` if it is empty.
     last: Option<Name>,
     /// A hash of each name in it, in order.
-    hashes: Vec<u32>,
+    hashes: Arc<[u32]>,
     /// Whether the directory ended with it.
     end: bool,
     /// The batch that follows.
@@ -98,14 +110,18 @@ pub enum ListingStep {
     Fetch(Fetch),
     /// Nothing follows.
     End,
+    /// This handle never gave out the cookie, or has forgotten it.
+    Unknown,
 }
 
 /// The state of one open directory.
 #[derive(Debug, Default)]
 pub struct DirStream {
-    /// Batches by number, from `dropped` on.
-    batches: Vec<Batch>,
-    /// Batches with smaller numbers are forgotten.
+    /// Batches by number.
+    batches: BTreeMap<u64, Batch>,
+    /// The number of the next batch.
+    numbers: Arc<AtomicU64>,
+    /// How many batches were forgotten.
     dropped: u64,
     /// Counts the cookies 0.
     pass: u64,
@@ -126,6 +142,10 @@ pub struct DirStream {
     listed: usize,
     /// The most entries that were listed in a pass.
     longest: usize,
+    /// The end was reached.
+    ended: bool,
+    /// It has batches of other handles.
+    resumed: bool,
     /// The directory does not change: a first pass gives the same cookies through each handle.
     stays: bool,
 }
@@ -139,6 +159,12 @@ impl DirStream {
     /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it
     /// is now.
     pub fn at(&mut self, cookie: u64) -> ListingStep {
+        let step = self.step(cookie);
+        self.ended |= step == ListingStep::End;
+        step
+    }
+
+    fn step(&mut self, cookie: u64) -> ListingStep {
         match cookie {
             0 => {
                 self.begin_pass();
@@ -156,14 +182,15 @@ impl DirStream {
             return self.following(cookie, None);
         }
         let index = (cookie & ((1 << INDEX_BITS) - 1)) as usize;
-        let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else { return ListingStep::End };
+        let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else {
+            return ListingStep::Unknown;
+        };
         match self.batch(number) {
             None if self.stays && self.dropped == 0 => {
-                let last = (self.batches.len() as u64).checked_sub(1);
+                let last = self.batches.keys().next_back().copied();
                 self.following(cookie, last)
             }
-            // A cookie that this handle never gave out, or has forgotten.
-            None => ListingStep::End,
+            None => ListingStep::Unknown,
             Some(batch) if index >= batch.hashes.len() => self.following(cookie, Some(number)),
             Some(_) => self.within(cookie, number, index),
         }
@@ -233,7 +260,7 @@ impl DirStream {
     /// Takes in the batch that follows `before`, under the number it had in an earlier pass if it
     /// is the same.
     fn add(&mut self, before: Option<u64>, after: Option<Name>, entries: Vec<DirEntry>, end: bool) {
-        let hashes: Vec<_> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
+        let hashes: Arc<[u32]> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
         let end = end || entries.is_empty();
         let last = entries.last().map(|entry| entry.name.clone()).or_else(|| after.clone());
         let same = |batch: &Batch| batch.last == last && batch.end == end && batch.hashes == hashes;
@@ -244,8 +271,9 @@ impl DirStream {
             None => {
                 self.forget_beyond(RETAINED_MAX);
                 self.retained += hashes.len();
-                self.batches.push(Batch { after, last, hashes, end, next: None });
-                self.dropped + self.batches.len() as u64 - 1
+                let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+                self.batches.insert(number, Batch { after, last, hashes, end, next: None });
+                number
             }
         };
         let link = Some(Link { pass: self.pass, number });
@@ -305,19 +333,19 @@ impl DirStream {
     /// Drops all batches but the newest if there are more hashes than `most`.
     fn forget_beyond(&mut self, most: usize) {
         if self.retained > most {
-            let gone = self.batches.len().saturating_sub(1);
-            self.batches.drain(..gone);
-            self.dropped += gone as u64;
-            self.retained = self.batches.iter().map(|batch| batch.hashes.len()).sum();
+            let Some((&newest, _)) = self.batches.last_key_value() else { return };
+            self.dropped += self.batches.len() as u64 - 1;
+            self.batches = self.batches.split_off(&newest);
+            self.retained = self.batches.values().map(|batch| batch.hashes.len()).sum();
         }
     }
 
     fn batch(&self, number: u64) -> Option<&Batch> {
-        self.batches.get(usize::try_from(number.checked_sub(self.dropped)?).ok()?)
+        self.batches.get(&number)
     }
 
     fn batch_mut(&mut self, number: u64) -> Option<&mut Batch> {
-        self.batches.get_mut(usize::try_from(number.checked_sub(self.dropped)?).ok()?)
+        self.batches.get_mut(&number)
     }
 
     /// What followed a batch when that was last listed; `None`: what was the first.

@@ -112,6 +112,7 @@ pub use crate::file::Outdated;
 use self::background::Background;
 use crate::accesses::Accesses;
 use crate::answering::is_answering;
+use crate::dir_stream::KeptPositions;
 use crate::file::{OpenFile, OpenFiles};
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
@@ -252,6 +253,8 @@ pub struct Fs {
     /// Reads that the node has not heard of.
     accesses: Arc<Accesses>,
     listed: Arc<ListedAttributes>,
+    /// Where listings stopped whose handles are closed.
+    positions: KeptPositions,
     files: OpenFiles,
     locks: HeldLocks,
     /// Tells the kernel of files with outdated pages.
@@ -297,6 +300,7 @@ impl Fs {
             known: InodeTable::default(),
             accesses: Arc::default(),
             listed: Arc::new(ListedAttributes::new(config.listed_entries_max)),
+            positions: KeptPositions::default(),
             locks: HeldLocks::default(),
             outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),

@@ -81,7 +81,7 @@ fn memory_and_pages_of_a_large_listing() {
         assert!(held <= BATCH_ENTRIES && stream.retained <= listed.next_multiple_of(BATCH_ENTRIES));
     }
     assert_eq!((listed, stream.retained), (count, count));
-    assert_eq!(size_of_val(&stream.batches[0].hashes[0]), 4);
+    assert_eq!(size_of_val(&stream.batches[&0].hashes[0]), 4);
     assert_eq!(stream.batches.len(), count.div_ceil(BATCH_ENTRIES));
     for (cookie, listed) in marks.into_iter().rev().skip(1) {
         let (mut pages, name) = (0, format!("file{listed:06}"));
@@ -118,7 +118,7 @@ fn cookies_of_another_handle() {
     }
     for at in [0, 1000, 1023, 1024, 2998] {
         let mut other = DirStream::default();
-        assert_eq!(step(&mut other, &names, given[at].1), ListingStep::End);
+        assert_eq!(step(&mut other, &names, given[at].1), ListingStep::Unknown);
         let mut other = DirStream::default();
         other.stays_as_it_is();
         let ListingStep::Entries(entries) = step(&mut other, &names, given[at].1) else {
@@ -178,9 +178,108 @@ fn seek_back_in_directory_stream() {
     }
 }
 
+/// A cookie that a handle never gave out is not the end.
 #[test]
-fn a_foreign_cookie_ends_the_listing() {
-    assert_eq!(DirStream::default().at(99 << 16), ListingStep::End);
+fn cookie_that_was_never_given_out() {
+    for cookie in [3, 77, 99 << 16, u64::MAX] {
+        assert_eq!(DirStream::default().at(cookie), ListingStep::Unknown);
+    }
+}
+
+/// Takes a few entries at a cookie through a handle of its own, as an NFS server does.
+fn piece(
+    kept: &KeptPositions,
+    names: &BTreeSet<Vec<u8>>,
+    cookie: u64,
+    take: usize,
+) -> Option<(Vec<Vec<u8>>, u64)> {
+    let (mut stream, mut seen, mut at) = (DirStream::default(), Vec::new(), cookie);
+    while seen.len() < take {
+        kept.begin(7, &mut stream);
+        match step(&mut stream, names, at) {
+            ListingStep::Dot(_, next) => at = next,
+            ListingStep::Entries(entries) => {
+                for (entry, next) in entries.into_iter().take(take - seen.len()) {
+                    seen.push(entry.name.as_bytes().to_vec());
+                    at = next;
+                }
+            }
+            ListingStep::End => break,
+            ListingStep::Unknown if kept.resume(7, at, &mut stream) => {}
+            ListingStep::Unknown => return None,
+            ListingStep::Fetch(_) => unreachable!(),
+        }
+    }
+    kept.keep(7, &stream);
+    Some((seen, at))
+}
+
+/// A listing in pieces, each through a handle of its own, while names come and go and other
+/// listings are under way: names that stay come exactly once.
+#[test]
+fn listings_of_many_handles() {
+    for seed in 1..4 {
+        let kept = KeptPositions::default();
+        let mut random = Random(seed);
+        let mut names = names(3000);
+        let mut listings = vec![(0, Vec::new()); 3];
+        let mut complete = 0;
+        for _ in 0..600 {
+            let (cookie, seen) = &mut listings[random.below(3)];
+            let take = 1 + random.below(200);
+            let (some, next) = piece(&kept, &names, *cookie, take).unwrap();
+            (*cookie, complete) = (next, complete + usize::from(some.len() < take));
+            let is_over = some.len() < take;
+            seen.extend(some);
+            if is_over {
+                let stays: Vec<_> = seen.iter().filter(|name| !name.contains(&b'x')).collect();
+                let all: Vec<_> = names.iter().filter(|name| !name.contains(&b'x')).collect();
+                assert_eq!(stays, all, "seed {seed}");
+                (*cookie, *seen) = (0, Vec::new());
+            }
+            for _ in 0..3 {
+                let other = format!("file{:06}x{}", random.below(3000), random.below(9));
+                if !names.remove(other.as_bytes()) {
+                    names.insert(other.into_bytes());
+                }
+            }
+        }
+        assert!(complete > 3, "{complete} listings");
+    }
+}
+
+/// What is kept is bounded, and a cookie that is forgotten does not lead anywhere else later.
+#[test]
+fn bound_of_kept_positions() {
+    let (kept, names) = (KeptPositions::default(), names(2000));
+    let (_, first) = piece(&kept, &names, 0, 10).unwrap();
+    for dir in 100..1200 {
+        let mut stream = DirStream::default();
+        kept.begin(dir, &mut stream);
+        let entries = step(&mut stream, &names, AFTER_DOTDOT);
+        assert!(matches!(entries, ListingStep::Entries(_)));
+        kept.keep(dir, &stream);
+    }
+    assert_eq!(piece(&kept, &names, first, 10), None);
+    let (_, second) = piece(&kept, &names, 0, 10).unwrap();
+    assert_ne!(first, second);
+    assert_eq!(piece(&kept, &names, first, 10), None);
+}
+
+/// Handles that numbered their batches alike before anything was kept: a cookie of one does not
+/// lead to the other's entries.
+#[test]
+fn batches_of_the_same_number() {
+    let kept = KeptPositions::default();
+    let (mut one, mut other) = (DirStream::default(), DirStream::default());
+    let mut names = names(2000);
+    step(&mut one, &names, AFTER_DOTDOT);
+    names.remove(&b"file000003".to_vec());
+    step(&mut other, &names, AFTER_DOTDOT);
+    kept.keep(7, &one);
+    assert!(piece(&kept, &names, encode(0, 5), 1).is_some());
+    kept.keep(7, &other);
+    assert_eq!(piece(&kept, &names, encode(0, 5), 1), None);
 }
 
 /// Reads one entry at a cookie, as readdir(3) after seekdir(3) does.

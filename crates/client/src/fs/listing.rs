@@ -55,6 +55,7 @@ impl Fs {
 
     /// Closes a directory.
     pub fn closedir(&self, dir: &DirHandle) {
+        self.positions.keep(dir.ino, &dir.stream.lock());
         self.listed.closed(dir.ino, &dir.listing);
     }
 
@@ -158,6 +159,13 @@ impl Fs {
             let step = dir.stream.lock().at(cookie);
             match step {
                 ListingStep::End => return done(Ok(sink)),
+                ListingStep::Unknown => {
+                    if !self.positions.resume(dir.ino, cookie, &mut dir.stream.lock()) {
+                        let why = "nothing is known of that position in the directory any more; \
+                                   list it from the start";
+                        return done(Err(FsError::new(libc::EINVAL, why)));
+                    }
+                }
                 ListingStep::Dot(parent, next) => {
                     // The number of `..` does not matter in a listing; the kernel asks by LOOKUP
                     // when it wants the parent.
@@ -188,6 +196,7 @@ impl Fs {
                         limit: BATCH_ENTRIES,
                         check: false,
                     };
+                    self.positions.begin(dir.ino, &mut dir.stream.lock());
                     let fs = self.clone();
                     return self.ask(Caller::ROOT, op, move |answer| match batch(answer) {
                         Ok((entries, end)) => {
