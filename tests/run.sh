@@ -228,6 +228,7 @@ suites+=(
     "versions-nodes 600 $nodes tests/versions/publish.sh"
     "wheel 900 tests/access/python.sh"
     "wheel-all 1800 env PYTHON_ALL=1 tests/access/python.sh"
+    "wheel-torch 2400 env PYTHON_TORCH=1 tests/access/python.sh"
     "bucket-semantics 600 $bucket tests/posix/semantics.sh"
     "bucket-handles 300 $bucket tests/posix/handles.sh"
     "bucket-pjdfstest 300 $bucket tests/posix/pjdfstest.sh"
@@ -262,7 +263,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
-at_night+=(nfs-served gateway-night webdav-night wheel wheel-all)
+at_night+=(nfs-served gateway-night webdav-night wheel wheel-all wheel-torch)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

@@ -69,7 +69,8 @@ class Client:
         parts = []
         while size > 0:
             buffer = ctypes.create_string_buffer(min(size, READ))
-            got = self.call("pread", handle, ctypes.c_uint64(at), ctypes.c_uint64(len(buffer)), buffer)
+            count = ctypes.c_uint64(len(buffer))
+            got = self.call("pread", handle, ctypes.c_uint64(at), count, buffer)
             if got == 0:
                 break
             parts.append(buffer.raw[:got])
@@ -143,7 +144,8 @@ def calls(nfs):
     check("a mode", os.stat(here("dir/renamed")).st_mode & 0o777 == 0o751)
     nfs.call("truncate", b"/dir/large", ctypes.c_uint64(5))
     check("truncated", os.stat(here("dir/large")).st_size == 5)
-    check("removed", not nfs.call("unlink", b"/dir/large") and not os.path.exists(here("dir/large")))
+    nfs.call("unlink", b"/dir/large")
+    check("removed", not os.path.exists(here("dir/large")))
     check("what is not there", error(nfs.get, "/none") == errno.ENOENT)
     check("a directory that is not empty",
           error(nfs.call, "rmdir", b"/dir") in (errno.ENOTEMPTY, errno.EEXIST))

@@ -4,7 +4,8 @@
 # input, on embedded and served volumes, snapshots and versions.
 #
 # PYTHON_ALL=1: also fsspec's own abstract suites, pandas and pyarrow, the type stubs by mypy, the
-# recipes of docs/operations/python.md.
+# recipes of docs/operations/python.md. PYTHON_TORCH=1: PyTorch, safetensors and zarr, and nothing
+# else.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel
@@ -12,6 +13,8 @@ package=$ROOT/crates/access/python
 wheels=${CARGO_TARGET_DIR:-$ROOT/target}/wheels
 all=${PYTHON_ALL:-} which=requirements-test.txt
 [ -z "$all" ] || which=requirements-all.txt
+torch=${PYTHON_TORCH:-}
+[ -z "$torch" ] || which=requirements-torch.txt
 export KESTREL PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 # Servers and volumes of the tests are below it.
 export TMPDIR=$WORK
@@ -34,7 +37,10 @@ as_nobody() (
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 "$python" -m venv "$WORK/probe"
-if ! "$WORK/probe/bin/pip" install -r "$package/requirements-build.txt" -r "$package/$which" \
+# PyTorch is gigabytes large: once is enough.
+probed=$which
+[ -z "$torch" ] || probed=requirements-test.txt
+if ! "$WORK/probe/bin/pip" install -r "$package/requirements-build.txt" -r "$package/$probed" \
     >"$WORK/pip.out" 2>&1; then
     tail -n 5 "$WORK/pip.out"
     echo "skipped: pip can't install what the tests need on this machine: nothing was tested"
@@ -49,6 +55,12 @@ check "it needs no other package" "$WORK/venv/bin/python" -c 'import kestrelfs'
 check "what the tests need is installed" "$WORK/venv/bin/pip" install -r "$package/$which"
 # The tests lie elsewhere than the sources, so that the wheel is what is tested.
 cp -r "$package/tests" "$WORK/tests"
+if [ -n "$torch" ]; then
+    check "data sets, loaders, checkpoints; safetensors; zarr" \
+        pytest_of "$WORK/tests" --timeout 300 test_torch.py test_zarr.py
+    summary
+    exit
+fi
 check "files, bursts, processes, bad input" pytest_of "$WORK/tests" --ignore test_fsspec.py
 # Without root, and so without FUSE.
 mkdir -m 777 "$WORK/nobody"

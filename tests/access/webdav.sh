@@ -67,8 +67,8 @@ echo "-- litmus"
 if command -v litmus >/dev/null; then
     (cd "$WORK" && timeout 300 litmus -k "$DAV_URL/" "$DAV_KEY" "$DAV_SECRET") >"$WORK/litmus.out" \
         2>&1 </dev/null || true
-    tests=$(sed -n 's/^<- summary for .*: of \([0-9]*\) tests run: \([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2 \3/p' \
-        "$WORK/litmus.out")
+    summary_line='^<- summary for .*: of ([0-9]*) tests run: ([0-9]*) passed, ([0-9]*) failed.*'
+    tests=$(sed -nE "s/$summary_line/\1 \2 \3/p" "$WORK/litmus.out")
     check "all five suites ran" test "$(wc -l <<<"$tests")" = 5
     while read -r _ passed failed; do
         PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
@@ -114,8 +114,8 @@ check "and its copy" dav DELETE /copy/
 check "a new content of a script" dav PUT /script -d '#!/bin/bash'
 head -c 30000000 /dev/zero >"$WORK/zeros"
 for n in 1 2 3; do
-    curl -s -u "$DAV_KEY:$DAV_SECRET" -T "$WORK/zeros" --limit-rate 20M "$DAV_URL/script" >/dev/null \
-        2>&1 9>&- &
+    curl -s -u "$DAV_KEY:$DAV_SECRET" -T "$WORK/zeros" --limit-rate 20M "$DAV_URL/script" \
+        >/dev/null 2>&1 9>&- &
     putting=$!
     sleep "0.$((n * 2))"
     stop KILL

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Calls of WebDAV against `kestrel webdav`: webdav_checks.py URL KEY SECRET READER READER-SECRET."""
+"""Calls of WebDAV: webdav_checks.py URL KEY SECRET READER READER-SECRET."""
 import base64
 import http.client
 import socket
@@ -73,7 +73,7 @@ def access():
                 "Bearer x", basic("x" * 5000, "y")]:
         check(f"refused: {who[:20]}", status("PROPFIND", "/", who={"Authorization": who}) == 401)
     check("a key that only reads: a listing", status("PROPFIND", "/", who=ONLY_READER) == 207)
-    for method in ["PUT", "MKCOL", "DELETE", "MOVE", "COPY", "LOCK", "PROPPATCH", "PATCH", "REPORT"]:
+    for method in "PUT MKCOL DELETE MOVE COPY LOCK PROPPATCH PATCH REPORT".split():
         answer = status(method, "/x", who=ONLY_READER, Destination="/y")
         check(f"a key that only reads: {method}", answer == 403)
     answer = call("OPTIONS", "/")
@@ -94,16 +94,20 @@ def contents():
     check("If-None-Match: *", status("PUT", "/file", b"x", If_None_Match="*") == 412)
     check("If-Match of another content",
           status("PUT", "/file", b"x", If_Match=first.headers["ETag"]) == 412)
-    check("If-Match of this one", status("PUT", "/file", b"3", If_Match=second.headers["ETag"]) == 204)
+    check("If-Match of this one",
+          status("PUT", "/file", b"3", If_Match=second.headers["ETag"]) == 204)
     check("no directory for it", status("PUT", "/none/file", b"x") == 409)
     check("a directory is no file", status("MKCOL", "/dir") == 201
           and status("PUT", "/dir", b"x") in (405, 409) and status("MKCOL", "/dir") == 405)
     large = bytes(range(256)) * 40000
-    check("10 MB", status("PUT", "/dir/large", large) == 201 and call("GET", "/dir/large").body == large)
-    check("a part of it", status("PUT", "/dir/large", b"part", Content_Range="bytes 100-103/*") == 204
+    check("10 MB", status("PUT", "/dir/large", large) == 201
+          and call("GET", "/dir/large").body == large)
+    check("a part of it",
+          status("PUT", "/dir/large", b"part", Content_Range="bytes 100-103/*") == 204
           and call("GET", "/dir/large", Range="bytes=99-104").body == b"\x63part\x68")
     check("a listing", names("/dir/") == (207, ["/dir/", "/dir/large"]))
-    check("a whole tree at once is not told", status("PROPFIND", "/", Depth="infinity") in (403, 501))
+    check("a whole tree at once is not told",
+          status("PROPFIND", "/", Depth="infinity") in (403, 501))
     check("a page for browsers", b"large" in call("GET", "/dir/").body)
 
 
@@ -128,14 +132,15 @@ def atomicity():
     check("COPY onto a file", status("COPY", "/kept", Destination=f"{URL}/b") == 204
           and call("GET", "/b").body == b"before")
     check("MOVE of what is not there leaves the target",
-          status("MOVE", "/none", Destination=f"{URL}/b") == 404 and call("GET", "/b").body == b"before")
+          status("MOVE", "/none", Destination=f"{URL}/b") == 404
+          and call("GET", "/b").body == b"before")
     status("MKCOL", "/from")
     status("PUT", "/from/x", b"x")
-    check("COPY of a directory onto a file", status("COPY", "/from", Destination=f"{URL}/b") in (201, 204)
-          and call("GET", "/b/x").body == b"x")
+    check("COPY of a directory onto a file",
+          status("COPY", "/from", Destination=f"{URL}/b") in (201, 204) and call("GET", "/b/x").body == b"x")
     status("PUT", "/c", b"c")
-    check("MOVE of a directory onto a file", status("MOVE", "/from", Destination=f"{URL}/c") in (201, 204)
-          and call("GET", "/c/x").body == b"x" and status("GET", "/from/x") == 404)
+    check("MOVE of a directory onto a file",
+          status("MOVE", "/from", Destination=f"{URL}/c") in (201, 204) and call("GET", "/c/x").body == b"x" and status("GET", "/from/x") == 404)
     check("MOVE to another server", status("MOVE", "/c", Destination="http://elsewhere/x") in (400, 502)
           or status("GET", "/c/x") == 404 and status("MOVE", "/x", Destination=f"{URL}/c") == 201)
 
@@ -179,8 +184,8 @@ def patch(path, xml):
 
 
 def hostile():
-    for path in ["/../etc/passwd", "/dir/../../etc", "/%2e%2e/etc", "/dir/%2e%2e/%2e%2e/etc", "/x%00y",
-                 "/dir//../../x", "//../x", "/" + "n" * 256, "/" + "d/" * 3000, "/.kestrel-s3/x",
+    for path in ["/../etc/passwd", "/dir/../../etc", "/%2e%2e/etc", "/dir/%2e%2e/%2e%2e/etc",
+                 "/x%00y", "/dir//../../x", "//../x", "/" + "n" * 256, "/" + "d/" * 3000, "/.kestrel-s3/x",
                  "/.trash/x", "*", "/dir/..%2f..%2fetc/passwd", "/%ff%fe", "/a%", "/dir/."]:
         got = [status("GET", path), status("PUT", path, b"x")]
         check(f"{path[:30]}: {got}", got[0] in (301, 302, 400, 403, 404, 405, 414, 502)
@@ -202,8 +207,8 @@ def hostile():
             got = status(method, "/kept", body)
             check(f"{method} with {name}: {got}", 400 <= got < 500 or got == 207)
     check("it is still there", status("PROPFIND", "/") == 207)
-    check("a property", patch("/kept", '<set><prop><x:p xmlns:x="urn:x">v</x:p></prop></set>').status
-          == 207)
+    set_it = '<set><prop><x:p xmlns:x="urn:x">v</x:p></prop></set>'
+    check("a property", patch("/kept", set_it).status == 207)
     ask = '<propfind xmlns="DAV:"><prop><x:p xmlns:x="urn:x"/></prop></propfind>'
     check("its value", b">v<" in call("PROPFIND", "/kept", ask, Depth="0").body)
     status("PUT", "/kept", b"changed")

@@ -253,7 +253,7 @@ pub struct Fs {
     /// Reads that the node has not heard of.
     accesses: Arc<Accesses>,
     listed: Arc<ListedAttributes>,
-    /// Where listings stopped whose handles are closed.
+    /// Where listings stopped that were read through handles which are closed.
     positions: KeptPositions,
     files: OpenFiles,
     locks: HeldLocks,

@@ -62,8 +62,8 @@
 //!
 //! # Invariants
 //!
-//! - An object, or a file that is put, appears whole and at once, and is durable when its request is
-//!   answered.
+//! - An object, or a file that is put, appears whole and at once, and is durable when its request
+//!   is answered.
 //! - A request keeps a piece of a body in memory, never an object.
 //! - No request without a good signature, or the secret of a key, gets anything but an error.
 

@@ -1,8 +1,8 @@
 //! A file that gets its name when all of its bytes are there.
 //!
-//! A gateway that is killed leaves a file without a name, which the volume removes by itself. Only a
-//! file that replaces another one has a hidden name for a moment ([`Account::remove_leftovers`]): a
-//! link does not replace.
+//! A gateway that is killed leaves a file without a name, which the volume removes by itself. Only
+//! a file that replaces another one has a hidden name for a moment ([`Account::remove_leftovers`]):
+//! a link does not replace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins a file, whose bytes are kept by the policies of `dir`.
+    /// Begins a file; its bytes are kept by the policies of `dir`.
     ///
     /// # Errors
     /// The metadata's.

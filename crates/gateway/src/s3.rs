@@ -62,8 +62,8 @@ impl Protocol for S3Protocol {
 
     const BUSY: (&'static str, &'static str) = (
         "application/xml",
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>there are too \
-         many connections; try again later</Message></Error>",
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>there are \
+         too many connections; try again later</Message></Error>",
     );
 
     fn empty() -> Body {

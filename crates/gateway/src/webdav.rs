@@ -2,9 +2,11 @@
 //!
 //! | file | |
 //! | --- | --- |
+//! | `webdav/request.rs` | a request, as the operations know it |
 //! | `webdav/basic.rs` | access keys as user and password of a request |
 //! | `webdav/files.rs` | the operations, as the protocol library asks for them |
 //! | `webdav/open_file.rs` | files that are read or written |
+//! | `webdav/attributes.rs` | attributes as clients see them |
 //! | `webdav/properties.rs` | properties of clients, in an extended attribute |
 //! | `webdav/locks.rs` | locks of clients, which end |
 //! | `webdav/xml.rs` | bodies that are XML, and their limits |
@@ -17,11 +19,13 @@
 //! - locks end when their time is over;
 //! - XML that is deeply nested is refused before it is read into a tree.
 
+mod attributes;
 mod basic;
 mod files;
 mod locks;
 mod open_file;
 mod properties;
+mod request;
 mod xml;
 
 use std::pin::Pin;
@@ -37,20 +41,17 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use kestrel_client::Fs;
-use kestrel_types::error::FsError;
 use parking_lot::Mutex;
 use s3s::S3ErrorCode;
 
 use self::files::DavFiles;
 use self::locks::LockTable;
+use self::request::DavRequest;
 use crate::access_keys::Keyring;
 use crate::account::Account;
 use crate::body::{BodyProgress, RequestBody};
 use crate::metrics::GatewayMetrics;
 use crate::server::{AnyError, Protocol};
-
-/// Bytes of a file that are read and sent at a time.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// What a client is told that gives no access key, or a wrong one.
 const CHALLENGE: HeaderValue =
@@ -62,25 +63,6 @@ pub struct WebdavProtocol {
     metrics: Arc<GatewayMetrics>,
     /// A handler for each file system: locks are of a file system.
     handlers: Mutex<Vec<(Arc<Fs>, DavHandler<DavRequest>)>>,
-}
-
-/// A request, as the operations know it.
-#[derive(Clone)]
-struct DavRequest {
-    account: Arc<Account>,
-    /// Where a MOVE or COPY puts a file. The protocol library removes what is there before it
-    /// moves or copies; here that waits until the file replaces it.
-    destination: Option<Arc<DavPath>>,
-    /// Something failed of which the answer says nothing.
-    failed: Arc<AtomicBool>,
-}
-
-impl DavRequest {
-    /// The answer that is being sent is not the whole truth.
-    fn fail(&self, error: &FsError) {
-        log::warn!("webdav: {error}");
-        self.failed.store(true, Ordering::Relaxed);
-    }
 }
 
 impl WebdavProtocol {
@@ -99,7 +81,7 @@ impl WebdavProtocol {
         let handler = DavHandler::builder()
             .filesystem(Box::new(DavFiles))
             .locksystem(Box::new(LockTable::default()))
-            .read_buf_size(PIECE_BYTES)
+            .read_buf_size(open_file::PIECE_BYTES)
             .autoindex(true)
             .methods(methods)
             .build_handler();
@@ -229,7 +211,7 @@ impl Protocol for WebdavProtocol {
             handler.handle_guarded(Request::from_parts(head, body), key, context).await
         };
         if !is_durable && !response.status().is_client_error() {
-            files::blocking(move || account.call(|fs, done| fs.sync(done))).await?;
+            request::blocking(move || account.call(|fs, done| fs.sync(done))).await?;
         }
         Ok(response.map(|inner| DavBody { inner, failed: Some(failed) }))
     }

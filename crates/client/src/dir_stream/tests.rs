@@ -49,7 +49,7 @@ fn directory_listing_in_small_steps() {
                     }
                 }
                 ListingStep::End => break,
-                ListingStep::Fetch(_) => unreachable!(),
+                ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
             }
         }
         assert_eq!(seen, names.into_iter().collect::<Vec<_>>());
@@ -75,7 +75,7 @@ fn memory_and_pages_of_a_large_listing() {
                 }
             }
             ListingStep::End => break,
-            ListingStep::Fetch(_) => unreachable!(),
+            ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
         }
         let held = stream.held.as_ref().map_or(0, |(_, entries)| entries.len());
         assert!(held <= BATCH_ENTRIES && stream.retained <= listed.next_multiple_of(BATCH_ENTRIES));
@@ -113,7 +113,7 @@ fn cookies_of_another_handle() {
                 given.extend(entries);
             }
             ListingStep::End => break,
-            ListingStep::Fetch(_) => unreachable!(),
+            ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
         }
     }
     for at in [0, 1000, 1023, 1024, 2998] {
@@ -146,7 +146,7 @@ fn seek_back_in_directory_stream() {
                 }
             }
             ListingStep::End => break,
-            ListingStep::Fetch(_) => unreachable!(),
+            ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
         }
     }
     for at in [0, 500, 1023, 1024, 3000] {
@@ -296,7 +296,7 @@ fn read_one(
             entries.first().map(|(entry, next)| (entry.name.as_bytes().to_vec(), *next))
         }
         ListingStep::End => None,
-        ListingStep::Fetch(_) => unreachable!(),
+        ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
     }
 }
 
@@ -321,7 +321,7 @@ fn read_all(
                 }
             }
             ListingStep::End => return (seen, cookie),
-            ListingStep::Fetch(_) => unreachable!(),
+            ListingStep::Fetch(_) | ListingStep::Unknown => unreachable!(),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use dav_server::davpath::DavPath;
 use dav_server::fs::{
@@ -23,116 +23,14 @@ use kestrel_types::request::{
     Answer, DirEntry, Op, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags,
 };
 
-use super::DavRequest;
+use super::attributes::DavAttributes;
 use super::open_file::{DavOpenFile, keep_attributes};
 use super::properties::{PROPERTIES_XATTR, Properties};
+use super::request::{DavRequest, blocking, dav_error};
 use crate::account::{Account, DIR_MODE, FoundEntry, is_absent};
 use crate::new_file::NewFile;
 use crate::object::OpenFile;
 use crate::object_key::is_reserved;
-
-/// Runs what may wait on a thread for that.
-pub async fn blocking<T: Send + 'static>(
-    run: impl FnOnce() -> FsResult<T> + Send + 'static,
-) -> DavResult<T> {
-    match tokio::task::spawn_blocking(run).await {
-        Ok(result) => result.map_err(|error| dav_error(&error)),
-        Err(why) => {
-            log::error!("webdav: a request failed: {why}");
-            Err(DavError::GeneralFailure)
-        }
-    }
-}
-
-/// What the file system says, for a client of WebDAV. What has no counterpart is an internal error
-/// and goes to the log.
-pub fn dav_error(error: &FsError) -> DavError {
-    match error.errno {
-        libc::ENOENT | libc::ESTALE | libc::ENOTDIR => DavError::NotFound,
-        libc::EEXIST | libc::ENOTEMPTY | libc::EISDIR => DavError::Exists,
-        libc::EACCES | libc::EPERM | libc::EROFS | libc::EBUSY => DavError::Forbidden,
-        libc::ENOSPC | libc::EDQUOT => DavError::InsufficientStorage,
-        libc::ELOOP => DavError::LoopDetected,
-        libc::ENAMETOOLONG => DavError::PathTooLong,
-        libc::EFBIG => DavError::TooLarge,
-        _ => {
-            log::warn!("webdav: {error}");
-            DavError::GeneralFailure
-        }
-    }
-}
-
-/// Attributes of a file or directory.
-#[derive(Debug, Clone)]
-pub struct DavAttributes {
-    ino: InodeId,
-    kind: Kind,
-    mode: u16,
-    size: u64,
-    data_change: u64,
-    mtime: Nanos,
-    ctime: Nanos,
-    atime: Nanos,
-}
-
-impl DavAttributes {
-    /// Of an inode.
-    pub fn of(inode: &Inode) -> Self {
-        Self {
-            ino: inode.ino,
-            kind: inode.kind,
-            mode: inode.mode,
-            size: if inode.kind == Kind::File { inode.size } else { 0 },
-            data_change: inode.data_change,
-            mtime: inode.mtime,
-            ctime: inode.ctime,
-            atime: inode.atime,
-        }
-    }
-}
-
-fn system_time(at: Nanos) -> SystemTime {
-    UNIX_EPOCH + Duration::from_nanos(at.max(0).unsigned_abs())
-}
-
-impl DavMetaData for DavAttributes {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn modified(&self) -> DavResult<SystemTime> {
-        Ok(system_time(self.mtime))
-    }
-
-    fn accessed(&self) -> DavResult<SystemTime> {
-        Ok(system_time(self.atime))
-    }
-
-    fn status_changed(&self) -> DavResult<SystemTime> {
-        Ok(system_time(self.ctime))
-    }
-
-    fn is_dir(&self) -> bool {
-        self.kind == Kind::Dir
-    }
-
-    fn is_file(&self) -> bool {
-        self.kind == Kind::File
-    }
-
-    fn is_symlink(&self) -> bool {
-        // Nothing else has bytes to send either.
-        !matches!(self.kind, Kind::Dir | Kind::File)
-    }
-
-    fn executable(&self) -> DavResult<bool> {
-        Ok(self.mode & 0o111 != 0)
-    }
-
-    fn etag(&self) -> Option<String> {
-        Some(format!("{:x}-{:x}", self.ino, self.data_change))
-    }
-}
 
 /// A name in a directory.
 struct DavEntry {
@@ -315,7 +213,7 @@ impl DavFiles {
             return Ok(DavOpenFile::part(request, file, inode, how.append));
         }
         if is_there {
-            // A new file takes its place; whether this one may be written says who may do that.
+            // A new file takes its place: for that the user must be allowed to write this one.
             let flags = OpenFlags { write: true, ..OpenFlags::default() };
             account.open_place(place.clone(), flags)?;
         }

@@ -12,7 +12,7 @@ use xmltree::Element;
 
 use crate::account::random_word;
 
-/// Time of a lock whose client names none.
+/// Time of a lock if its client names none.
 const TIME_DEFAULT: Duration = Duration::from_secs(600);
 
 /// Longest time of a lock. A client that needs it longer refreshes it.

@@ -12,12 +12,15 @@ use kestrel_types::inode::{FILE_SIZE_MAX, Inode};
 use kestrel_types::name::PathRef;
 use kestrel_types::request::SetAttr;
 
-use super::DavRequest;
-use super::files::{DavAttributes, blocking, dav_error};
+use super::attributes::DavAttributes;
 use super::properties::PROPERTIES_XATTR;
+use super::request::{DavRequest, blocking, dav_error};
 use crate::account::{Account, FoundEntry};
 use crate::new_file::NewFile;
 use crate::object::OpenFile;
+
+/// Bytes of a file that are read and sent at a time.
+pub const PIECE_BYTES: usize = 256 << 10;
 
 /// What is done with a file.
 enum Use {
@@ -167,7 +170,7 @@ impl DavFile for DavOpenFile {
     fn read_bytes(&'_ mut self, count: usize) -> FsFuture<'_, Bytes> {
         Box::pin(async move {
             let Some(Use::Read(file)) = &self.open else { return Err(DavError::GeneralFailure) };
-            let read = file.read(self.position, count.min(super::PIECE_BYTES)).await;
+            let read = file.read(self.position, count.min(PIECE_BYTES)).await;
             let read = read.and_then(|bytes| match bytes.is_empty() && count > 0 {
                 // The protocol library would send zeros.
                 true => Err(FsError::new(libc::EIO, "the file became shorter while it was read")),
