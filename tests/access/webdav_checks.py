@@ -137,10 +137,12 @@ def atomicity():
     status("MKCOL", "/from")
     status("PUT", "/from/x", b"x")
     check("COPY of a directory onto a file",
-          status("COPY", "/from", Destination=f"{URL}/b") in (201, 204) and call("GET", "/b/x").body == b"x")
+          status("COPY", "/from", Destination=f"{URL}/b") in (201, 204)
+          and call("GET", "/b/x").body == b"x")
     status("PUT", "/c", b"c")
     check("MOVE of a directory onto a file",
-          status("MOVE", "/from", Destination=f"{URL}/c") in (201, 204) and call("GET", "/c/x").body == b"x" and status("GET", "/from/x") == 404)
+          status("MOVE", "/from", Destination=f"{URL}/c") in (201, 204)
+          and call("GET", "/c/x").body == b"x" and status("GET", "/from/x") == 404)
     check("MOVE to another server", status("MOVE", "/c", Destination="http://elsewhere/x") in (400, 502)
           or status("GET", "/c/x") == 404 and status("MOVE", "/x", Destination=f"{URL}/c") == 201)
 
@@ -185,7 +187,8 @@ def patch(path, xml):
 
 def hostile():
     for path in ["/../etc/passwd", "/dir/../../etc", "/%2e%2e/etc", "/dir/%2e%2e/%2e%2e/etc",
-                 "/x%00y", "/dir//../../x", "//../x", "/" + "n" * 256, "/" + "d/" * 3000, "/.kestrel-s3/x",
+                 "/x%00y", "/dir//../../x", "//../x", "/" + "n" * 256, "/" + "d/" * 3000,
+                 "/.kestrel-s3/x",
                  "/.trash/x", "*", "/dir/..%2f..%2fetc/passwd", "/%ff%fe", "/a%", "/dir/."]:
         got = [status("GET", path), status("PUT", path, b"x")]
         check(f"{path[:30]}: {got}", got[0] in (301, 302, 400, 403, 404, 405, 414, 502)

@@ -199,8 +199,8 @@ impl Face<'_> {
             (None, None, Some(dir)) => dir.join(KEYS_NAME),
             (None, None, None) => {
                 return Err(self.usage(
-                    "access keys are needed: of a served volume give a file with tokens by --tokens \
-                     (`kestrel token create`), else a file for keys by --access-keys",
+                    "access keys are needed: of a served volume give a file with tokens by \
+                     --tokens (`kestrel token create`), else a file for keys by --access-keys",
                 ));
             }
         };
