@@ -20,11 +20,13 @@ def test_recipes(tmp_path):
     try:
         with open(PAGE, encoding="utf-8") as file:
             text = file.read().replace("kestrel://meta1/photos", server.url)
-        recipes = re.findall(r"^```python( torch)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        recipes = re.findall(r"^```python(?: (torch|zarr))?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         assert len(recipes) >= 10
-        has_torch = importlib.util.find_spec("torch") is not None
+        is_there = {name: importlib.util.find_spec(name) is not None for name in ("torch", "zarr")}
         program = tmp_path / "recipes.py"
-        program.write_text("\n".join(recipe for torch, recipe in recipes if not torch or has_torch))
+        program.write_text(
+            "\n".join(recipe for needs, recipe in recipes if not needs or is_there[needs])
+        )
         done = subprocess.run([sys.executable, program], text=True, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
     finally:

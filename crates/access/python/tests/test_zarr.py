@@ -10,7 +10,8 @@ import numpy  # noqa: E402
 def test_arrays(served):
     url = f"{served.url}/zarr"
     data = numpy.arange(300 * 200, dtype="f4").reshape(300, 200)
-    group = zarr.open_group(url, mode="w")
+    # zarr makes no directories.
+    group = zarr.open_group(url, mode="w", storage_options={"auto_mkdir": True})
     array = group.create_array("a", shape=data.shape, chunks=(64, 64), dtype="f4")
     array[:] = data
     array.attrs["unit"] = "m"
