@@ -15,12 +15,13 @@ PAGE = os.path.join(os.path.dirname(__file__), "../../docs/operations/python.md"
 
 
 def test_recipes(tmp_path):
-    """Every recipe runs; those for PyTorch where it is installed."""
+    """Every recipe runs; those for PyTorch and zarr where they are installed."""
     server = Served(tmp_path)
     try:
         with open(PAGE, encoding="utf-8") as file:
             text = file.read().replace("kestrel://meta1/photos", server.url)
-        recipes = re.findall(r"^```python(?: (torch|zarr))?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        block = r"^```python(?: (torch|zarr))?\n(.*?)^```"
+        recipes = re.findall(block, text, re.DOTALL | re.MULTILINE)
         assert len(recipes) >= 10
         is_there = {name: importlib.util.find_spec(name) is not None for name in ("torch", "zarr")}
         program = tmp_path / "recipes.py"

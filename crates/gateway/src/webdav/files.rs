@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dav_server::davpath::DavPath;
 use dav_server::fs::{
-    DavDirEntry, DavFile, DavMetaData, DavProp, FsError as DavError, FsFuture,
-    FsResult as DavResult, FsStream, GuardedFileSystem, OpenOptions, ReadDirMeta,
+    DavDirEntry, DavFile, DavMetaData, DavProp, FsFuture, FsStream, GuardedFileSystem, OpenOptions,
+    ReadDirMeta,
 };
 use futures_util::stream;
 use http::StatusCode;
