@@ -31,6 +31,7 @@
 //! | `native/files.rs` | [`NativeFile`]: open files |
 //! | `native/listing.rs` | names in directories |
 //! | `native/many.rs` | many files with one burst of requests |
+//! | `native/submit.rs` | calls that nobody waits for |
 //!
 //! # Invariants
 //!
@@ -47,14 +48,16 @@ mod many;
 mod names;
 mod open;
 mod shared;
+mod submit;
 mod waiting;
 mod walk;
 
 pub use self::files::{NativeFile, OpenHow, SeekFrom};
 pub use self::listing::{DirEntry, Listing};
-pub use self::names::{FsRoom, Times};
+pub use self::names::{FsRoom, Times, umask};
 pub use self::open::{NativeOptions, NativeVolume};
 pub use self::waiting::Gone;
+pub use crate::fs::ReadBytes;
 pub use kestrel_blockstore::Buffer;
 
 /// The operations of a volume, for one caller; made by [`NativeVolume::calls`].

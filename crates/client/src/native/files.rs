@@ -17,7 +17,7 @@ use super::{Gone, NativeCalls};
 use crate::fs::{CopyRange, Creation, FileHandle, Fs, Opened, OpenedEntry, Seek, WriteAt};
 
 /// Most bytes that are read or written with one request to the client.
-const PIECE_BYTES: usize = 4 << 20;
+pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// How often an open begins again because what it found was replaced meanwhile.
 const ATTEMPTS: u32 = 4;
@@ -120,7 +120,8 @@ impl NativeFile {
         }
     }
 
-    fn parts(&self) -> FsResult<(&Arc<Fs>, &Arc<FileHandle>)> {
+    /// What is open, if it can be used.
+    pub(super) fn parts(&self) -> FsResult<(&Arc<Fs>, &Arc<FileHandle>)> {
         match &self.open {
             Some((fs, handle)) if self.pid == std::process::id() => Ok((fs, handle)),
             _ => Err(FsError::new(libc::EBADF, "the file is closed, or the parent process's")),
@@ -406,7 +407,10 @@ impl<'a> NativeCalls<'a> {
         (to, to_offset): (&NativeFile, u64),
         len: u64,
     ) -> FsResult<u64> {
-        let ((fs, from), (_, to)) = (from.parts()?, to.parts()?);
+        let ((fs, from), (other, to)) = (from.parts()?, to.parts()?);
+        if !Arc::ptr_eq(fs, other) {
+            return Err(FsError::new(libc::EXDEV, "the files are those of two volumes"));
+        }
         let caller = self.volume.caller();
         let mut copied = 0;
         while copied < len {

@@ -54,7 +54,7 @@ impl Drop for Remembered<'_> {
 }
 
 /// The umask of this thread's process.
-pub(super) fn umask() -> u16 {
+pub fn umask() -> u16 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     line.and_then(|text| u16::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
