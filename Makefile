@@ -1,8 +1,9 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel install uninstall docs \
-	test test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster \
+.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library install \
+	install-c uninstall docs test test-all test-build sim proptest test-rust test-mount bench \
+	bench-s3 bench-cluster \
 	bench-balance bench-shortcut bench-passthrough bench-listing bench-versions bench-sql \
 	bench-jobs bench-access bench-compression bench-compact bench-datasets bench-gateway lint fmt \
 	audit clean
@@ -18,6 +19,7 @@ help:
 	@echo "make test-build  build what tests/run.sh needs, once for all suites: target/ci"
 	@echo "make build   build the release binary, target/release/kestrel"
 	@echo "make wheel   build the Python package: target/wheels/kestrelfs-*.whl"
+	@echo "make c-library build the C library: target/c-library; make install-c copies it to PREFIX"
 	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
@@ -31,7 +33,7 @@ help:
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs and ranks (JOBS=--full: 1 M files): target/bench/jobs.json, ranks.json"
-	@echo "make bench-access small files by the Python package: target/bench/access.json, .svg"
+	@echo "make bench-access small files by Python and by C: target/bench/access.json, .svg"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-gateway kestrel gateway beside versitygw: target/bench/gateway.json"
@@ -47,6 +49,10 @@ build:
 wheel:
 	scripts/wheel.sh
 
+# libkestrel.so, kestrel.h and kestrel.pc.
+c-library:
+	scripts/c-library.sh
+
 # /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for
 # kestrel. Without the package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of
 # mount(8): the link /sbin/mount.fuse.kestrel.
@@ -58,7 +64,13 @@ install:
 	install -D -m 755 "$(BUILT)" "$(DESTDIR)$(PREFIX)/bin/kestrel"
 	$(if $(SBINDIR),mkdir -p "$(DESTDIR)$(SBINDIR)" && ln -sfn "$(PREFIX)/bin/kestrel" "$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
 
+# The machine's linker finds it below /usr/local after `ldconfig`.
+install-c:
+	DESTDIR="$(DESTDIR)" scripts/c-library.sh --install "$(PREFIX)"
+
 uninstall:
+	rm -f "$(DESTDIR)$(PREFIX)"/lib/libkestrel.so* "$(DESTDIR)$(PREFIX)/include/kestrel.h"
+	rm -f "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kestrel.pc"
 	rm -f "$(DESTDIR)$(PREFIX)/bin/kestrel" $(if $(SBINDIR),"$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
 
 docs:
@@ -105,7 +117,7 @@ test-all:
 # One cargo command: built apart from the tests, the programs would have other features of their
 # dependencies, and most crates would be compiled twice.
 test-build:
-	cargo build --profile ci --workspace --locked --bins --tests
+	cargo build --profile ci --workspace --locked --bins --lib --tests
 
 bench: build
 	mkdir -p target/bench
@@ -168,7 +180,7 @@ bench-versions: build
 	bench/versions.py $(VERSIONS)
 
 # The package as users install it, in an environment of its own.
-bench-access: build wheel
+bench-access: build wheel c-library
 	rm -rf target/python-bench
 	python3 -m venv target/python-bench
 	target/python-bench/bin/pip install --quiet fsspec target/wheels/kestrelfs-*.whl

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Many small files read by one process: `read_many` of the Python package in batches, beside open
-and read through a mount, the same on the local disk, and fsspec's `cat`; a served volume and the
-volume itself.
+"""Many small files read by one process: `read_many` of the Python package and of the C library in
+batches, beside open and read through a mount, the same on the local disk, and fsspec's `cat`; a
+served volume and the volume itself.
 
 The limit is a copy of the bytes within one process. Order is random and the same for all; caches
 are warm, as a data set that is read for the second epoch.
@@ -13,12 +13,13 @@ import os
 import random
 import resource
 import statistics
+import subprocess
 import time
 
 import fsspec
 import kestrelfs
 from bucket import mount, umount
-from common import KESTREL, Server, bars, conclude, options_of, run, scratch_for
+from common import KESTREL, ROOT, Server, bars, conclude, options_of, run, scratch_for
 
 FILES, BATCH = 10_000, 256
 SIZES = [(4096, "4 KiB"), (102_400, "100 KiB")]
@@ -48,6 +49,25 @@ def by_cat(fs, top, names):
     """Reads a batch after the other through fsspec."""
     for batch in batches(names):
         fs.cat([f"{top}/{name}" for name in batch])
+
+
+def by_c(program, url, top, names, rounds):
+    """Microseconds a file, and of the processor, that a C program takes."""
+    done = subprocess.run(
+        [program, url, top, str(rounds), str(BATCH)],
+        input="\n".join(names), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{program}: {done.stderr}")
+    return tuple(map(float, done.stdout.split()))
+
+
+def c_program(scratch):
+    """The program of the C library, built with what `make c-library` has made."""
+    built = os.path.join(ROOT, "target", "c-library")
+    program = f"{scratch}/read_many"
+    run("gcc", "-O2", f"{ROOT}/bench/read_many.c", f"-I{built}/include", f"-L{built}/lib",
+        "-lkestrel", f"-Wl,-rpath,{built}/lib", "-o", program)
+    return program
 
 
 def by_copy(data, names):
@@ -81,6 +101,7 @@ def make(write, data):
 
 def of_size(scratch, size, shown, rounds, rows, judged):
     """All ways with files of one size."""
+    program = c_program(scratch)
     data = os.urandom(size)
     names = [f"{number:05d}" for number in range(FILES)]
     random.Random(size).shuffle(names)
@@ -107,10 +128,13 @@ def of_size(scratch, size, shown, rounds, rows, judged):
         }, rounds)
         fs.volume.close()
         umount(mnt)
+    found["read_many of C, served"] = by_c(program, server.url, "/files", names, rounds)
+    found["open and read of C, local"] = by_c(program, "local", local, names, rounds)
     volume_dir = server.volume
     run(KESTREL, "serve", volume_dir, "--stop")
     with kestrelfs.open_volume(volume_dir) as volume:
         found |= measure({"read_many, embedded": lambda: by_burst(volume, "/files", names)}, rounds)
+    found["read_many of C, embedded"] = by_c(program, volume_dir, "/files", names, rounds)
     for name, (wall, cpu) in found.items():
         rows.append({"what": f"{name}, {shown}", "us_per_file": wall, "cpu_us_per_file": cpu,
                      "is_ours": "read_many" in name or "fsspec" in name})

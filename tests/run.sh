@@ -226,6 +226,7 @@ suites+=(
     "versions-compact 900 env ROUNDS=$(size 3 12) BIG=$(size 0 3000000) tests/versions/compact.sh"
     "versions-served 300 $serve tests/versions/publish.sh"
     "versions-nodes 600 $nodes tests/versions/publish.sh"
+    "c-library 600 env C_SECONDS=$(size 3 30) C_KILLS=$(size 3 20) tests/access/c.sh"
     "wheel 900 tests/access/python.sh"
     "wheel-all 1800 env PYTHON_ALL=1 tests/access/python.sh"
     "wheel-torch 2400 env PYTHON_TORCH=1 tests/access/python.sh"
