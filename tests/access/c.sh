@@ -89,6 +89,7 @@ programs() {
 }
 check "programs are compiled" programs
 documented() {
+    # shellcheck disable=SC2016
     sed -n '/^```c$/,/^```$/p' "$ROOT/docs/operations/c.md" | sed '1d;$d' |
         diff - "$examples/files.c"
 }
