@@ -1,12 +1,12 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library install \
+.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library hadoop install \
 	install-c uninstall docs test test-all test-build sim proptest test-rust test-mount bench \
 	bench-s3 bench-cluster \
 	bench-balance bench-shortcut bench-passthrough bench-listing bench-versions bench-sql \
-	bench-jobs bench-access bench-compression bench-compact bench-datasets bench-gateway lint fmt \
-	audit clean
+	bench-jobs bench-access bench-hadoop bench-compression bench-compact bench-datasets \
+	bench-gateway lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -20,6 +20,7 @@ help:
 	@echo "make build   build the release binary, target/release/kestrel"
 	@echo "make wheel   build the Python package: target/wheels/kestrelfs-*.whl"
 	@echo "make c-library build the C library: target/c-library; make install-c copies it to PREFIX"
+	@echo "make hadoop  build the jar for Hadoop and Spark: target/hadoop/kestrel-hadoop.jar"
 	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
@@ -34,6 +35,7 @@ help:
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
 	@echo "make bench-jobs jobs and ranks (JOBS=--full: 1 M files): target/bench/jobs.json, ranks.json"
 	@echo "make bench-access small files by Python and by C: target/bench/access.json, .svg"
+	@echo "make bench-hadoop files through Hadoop, beside file://: target/bench/hadoop.json"
 	@echo "make bench-compact compaction of versions: target/bench/compact.json, .svg"
 	@echo "make bench-compression bytes stored and MB/s by policy: target/bench/compression.json, .svg"
 	@echo "make bench-gateway kestrel gateway beside versitygw: target/bench/gateway.json"
@@ -48,6 +50,11 @@ build:
 # The Python package: pip install target/wheels/kestrelfs-*.whl
 wheel:
 	scripts/wheel.sh
+
+# The jar for Hadoop and Spark.
+hadoop:
+	scripts/install-deps.sh --hadoop
+	scripts/hadoop-jar.sh
 
 # libkestrel.so, kestrel.h and kestrel.pc.
 c-library:
@@ -111,6 +118,7 @@ test:
 # The same tests of the binary that users get.
 test-all:
 	scripts/install-deps.sh --test
+	scripts/install-deps.sh --hadoop
 	$(MAKE) build test-build
 	KESTREL="$(abspath $(BUILT))" KESTREL_NIGHTLY=1 tests/run.sh
 
@@ -185,6 +193,10 @@ bench-access: build wheel c-library
 	python3 -m venv target/python-bench
 	target/python-bench/bin/pip install --quiet fsspec target/wheels/kestrelfs-*.whl
 	target/python-bench/bin/python bench/access.py $(ACCESS)
+
+# MIB=1024: the size of each of the files.
+bench-hadoop: build c-library hadoop
+	bench/hadoop.py $(HADOOP)
 
 bench-compression: build
 	bench/compression.py

@@ -5,8 +5,9 @@
 #   scripts/install-deps.sh --demo       what `make demo` needs
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
 #   scripts/install-deps.sh --docs       what `make docs` needs: mdbook, which compiles for minutes; CI does without
+#   scripts/install-deps.sh --hadoop     what `make hadoop` and suite `hadoop` need: a JDK and Maven
 #   scripts/install-deps.sh --test       what `make test` needs: all but the tree of files of the demos
-#   scripts/install-deps.sh              all of these but --docs
+#   scripts/install-deps.sh              all of these but --docs and --hadoop
 #
 # Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into
 # the repository.
@@ -44,19 +45,14 @@ if [ "$what" = --docs ]; then
     exit
 fi
 
-packages=("${demo_packages[@]}")
-case $what in
-    --demo) ;;
-    --demo-s3) packages+=(curl) ;;
-    *) packages+=("${test_packages[@]}") ;;
-esac
-
-missing=()
-for package in "${packages[@]}"; do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
-        missing+=("$package")
-done
-if [ ${#missing[@]} -gt 0 ]; then
+# install_packages PACKAGE…: those of Debian's that are missing.
+install_packages() {
+    local package missing=()
+    for package in "$@"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+            missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
     echo "installing: ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
@@ -67,7 +63,26 @@ if [ ${#missing[@]} -gt 0 ]; then
             systemctl disable --now "$service" >/dev/null 2>&1 || true
         fi
     done
+    # Tests run members of their own; the one that comes with the package stays out of their way.
+    if [[ " ${missing[*]} " == *" etcd-server "* ]] && command -v systemctl >/dev/null; then
+        systemctl disable --now etcd >/dev/null 2>&1 || true
+    fi
+}
+
+if [ "$what" = --hadoop ]; then
+    command -v javac >/dev/null || install_packages default-jdk-headless
+    command -v mvn >/dev/null || install_packages maven
+    exit
 fi
+
+packages=("${demo_packages[@]}")
+case $what in
+    --demo) ;;
+    --demo-s3) packages+=(curl) ;;
+    *) packages+=("${test_packages[@]}") ;;
+esac
+
+install_packages "${packages[@]}"
 
 # A real tree of small files, for the demos: the kernel's sources, as Debian ships them. Downloaded,
 # not installed: it takes 140 MB.

@@ -227,6 +227,7 @@ suites+=(
     "versions-served 300 $serve tests/versions/publish.sh"
     "versions-nodes 600 $nodes tests/versions/publish.sh"
     "c-library 600 env C_SECONDS=$(size 3 30) C_KILLS=$(size 3 20) tests/access/c.sh"
+    "hadoop 1800 env HADOOP_SPARK=$(size '' 1) tests/access/hadoop.sh"
     "wheel 900 tests/access/python.sh"
     "wheel-all 1800 env PYTHON_ALL=1 tests/access/python.sh"
     "wheel-torch 2400 env PYTHON_TORCH=1 tests/access/python.sh"
@@ -265,6 +266,8 @@ at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
 at_night+=(nfs-served gateway-night webdav-night wheel wheel-all wheel-torch)
+at_night+=(nfs-served gateway-night webdav-night wheel wheel-all)
+at_night+=(gateway-night wheel wheel-all hadoop)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.
