@@ -28,7 +28,8 @@
  * close one handle, one of them succeeds.
  *
  * Threads. Every call may be made by any thread at any time, also with one handle, except where it
- * is said. Calls block until they are answered; a signal handler runs and the call goes on.
+ * is said. Calls block until they are answered; a signal handler runs and the call goes on. It may
+ * run on a thread of the library. The library makes no SIGPIPE.
  *
  * Memory. What a program passes is not used after the call, except by kestrel_submit_read, _write
  * and _stat. What the library returns is said to be given back by a kestrel_..._free, or is the

@@ -1,9 +1,11 @@
-//! What each call passes: the check for `fork`, the end of a panic, errno and text of an error.
+//! What each call passes: the check for `fork`, the end of a panic, errno and text of an error, and
+//! no `SIGPIPE` for the program.
 
 use std::any::Any;
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -131,7 +133,8 @@ fn keep_panics() {
     KEPT.call_once(|| {
         let print = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| match IN_CALL.get() {
-            true => PANIC.set(info.to_string()),
+            // A thread that is ending has no place for it.
+            true => drop(PANIC.try_with(|place| place.replace(info.to_string()))),
             false => print(info),
         }));
     });
@@ -139,7 +142,7 @@ fn keep_panics() {
 
 /// The error that a panic is.
 fn defect(payload: &(dyn Any + Send)) -> CallError {
-    let told = PANIC.take();
+    let told = PANIC.try_with(RefCell::take).unwrap_or_default();
     let told = match payload.downcast_ref::<&str>() {
         Some(text) if told.is_empty() => (*text).to_string(),
         _ => told,
@@ -155,14 +158,62 @@ fn defect(payload: &(dyn Any + Send)) -> CallError {
 /// this thread.
 pub fn guarded<T: Returned>(call: &'static str, body: impl FnOnce() -> CallResult<T>) -> T::C {
     if !is_owner() {
-        TEXT.set(of_parent().text(call));
+        tell(call, &of_parent());
         return T::bad(libc::EOWNERDEAD);
     }
+    let _quiet = NoBrokenPipe::begin();
     match caught(body) {
         Ok(value) => value.good(),
         Err(failure) => {
-            TEXT.set(failure.text(call));
+            tell(call, &failure);
             T::bad(failure.errno)
+        }
+    }
+}
+
+/// Keeps `SIGPIPE` from a program: HTTP's connections are written with writev(2), which sends it
+/// where the other side has closed. It goes to the thread that writes: the one of a call, or one
+/// of the library's, which inherits that it is blocked from the call that starts it.
+struct NoBrokenPipe {
+    /// What was blocked before; none if the signal was among it.
+    before: Option<libc::sigset_t>,
+}
+
+/// The set of `SIGPIPE` alone.
+fn broken_pipe() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the first call makes it a set; neither can fail with a signal that there is.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
+        set.assume_init()
+    }
+}
+
+impl NoBrokenPipe {
+    fn begin() -> Self {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: both are sets of this frame. It cannot fail, and fills `before`.
+        let before = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &broken_pipe(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        // SAFETY: a set that was filled.
+        let was_blocked = unsafe { libc::sigismember(&before, libc::SIGPIPE) } == 1;
+        Self { before: (!was_blocked).then_some(before) }
+    }
+}
+
+impl Drop for NoBrokenPipe {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: sets and a time that live until the calls return. The first one takes the
+            // signal if it is waiting, else does nothing.
+            unsafe {
+                libc::sigtimedwait(&broken_pipe(), std::ptr::null_mut(), &at_once);
+                libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut());
+            }
         }
     }
 }
@@ -170,6 +221,7 @@ pub fn guarded<T: Returned>(call: &'static str, body: impl FnOnce() -> CallResul
 /// The same for what returns nothing; in a process that `fork` made it does nothing.
 pub fn guarded_free(body: impl FnOnce()) {
     if is_owner() {
+        let _quiet = NoBrokenPipe::begin();
         // There is nothing to tell it with; the memory is lost.
         let _ = caught(|| {
             body();
@@ -197,7 +249,8 @@ pub fn caught<T>(body: impl FnOnce() -> CallResult<T>) -> CallResult<T> {
 
 /// Has this thread's text say why an operation failed that another thread ran.
 pub fn tell(call: &str, failure: &CallError) {
-    TEXT.set(failure.text(call));
+    // A thread that is ending has no text any more.
+    let _ = TEXT.try_with(|text| text.replace(failure.text(call)));
 }
 
 fn of_parent() -> CallError {
@@ -210,7 +263,8 @@ fn of_parent() -> CallError {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn kestrel_error() -> *const c_char {
-    TEXT.with_borrow(|text| text.as_ptr())
+    let text = TEXT.try_with(|text| text.borrow().as_ptr());
+    text.unwrap_or(c"".as_ptr())
 }
 
 #[unsafe(no_mangle)]
@@ -236,6 +290,33 @@ mod tests {
         assert!(text().starts_with("kestrel_try: a defect of the library: "), "{}", text());
         assert!(text().contains("of 7") && text().contains("boundary.rs"), "{}", text());
         assert_eq!(guarded("kestrel_try", || Ok(5i64)), 5);
+    }
+
+    /// A socket that was closed does not end the program, which gets its own signals afterwards.
+    #[test]
+    fn broken_pipe_in_a_call() {
+        // SAFETY: the test harness ignores the signal; nothing else of these tests makes one.
+        let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let mut ends = [0; 2];
+        let failed = guarded("kestrel_try", || {
+            // SAFETY: the descriptors are those of this pipe, and of nobody else.
+            let written = unsafe {
+                libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC);
+                libc::close(ends[0]);
+                libc::write(ends[1], c"x".as_ptr().cast(), 1)
+            };
+            let why = std::io::Error::last_os_error();
+            Ok(if written < 0 { why.raw_os_error().unwrap_or(0) } else { 0 })
+        });
+        // SAFETY: as above; and a set of this frame.
+        let is_blocked = unsafe {
+            libc::close(ends[1]);
+            let mut now = MaybeUninit::uninit();
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), now.as_mut_ptr());
+            libc::signal(libc::SIGPIPE, before);
+            libc::sigismember(now.as_ptr(), libc::SIGPIPE)
+        };
+        assert_eq!((failed, is_blocked), (libc::EPIPE, 0));
     }
 
     /// What failed, what it was about, why.

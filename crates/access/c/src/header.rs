@@ -104,7 +104,7 @@ fn functions_of_sources() -> Functions {
         let arguments = arguments.split(',').filter_map(|it| it.split_once(':'));
         types.extend(arguments.map(|(_, kind)| c_type(kind.trim())));
         all.insert(name.to_string(), types);
-        let is_guarded = ["guarded", "TEXT.with", "const VERSION", "// SAFETY"];
+        let is_guarded = ["guarded", "let text = TEXT.try_with", "const VERSION", "// SAFETY"];
         assert!(is_guarded.iter().any(|word| body.trim_start().starts_with(word)), "{name}");
     }
     all
