@@ -47,7 +47,7 @@ fi
 
 # install_packages PACKAGE…: those of Debian's that are missing.
 install_packages() {
-    local package missing=()
+    local package service missing=()
     for package in "$@"; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
             missing+=("$package")
@@ -63,10 +63,6 @@ install_packages() {
             systemctl disable --now "$service" >/dev/null 2>&1 || true
         fi
     done
-    # Tests run members of their own; the one that comes with the package stays out of their way.
-    if [[ " ${missing[*]} " == *" etcd-server "* ]] && command -v systemctl >/dev/null; then
-        systemctl disable --now etcd >/dev/null 2>&1 || true
-    fi
 }
 
 if [ "$what" = --hadoop ]; then
