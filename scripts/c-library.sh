@@ -6,12 +6,14 @@
 #   scripts/c-library.sh --link [PROFILE]    links what cargo has built before
 #   scripts/c-library.sh --install PREFIX    copies it to $DESTDIR/PREFIX
 #
+# C_LIBRARY_OUT: another directory than target/c-library, for tests that run side by side.
+#
 # Cargo makes libkestrel.a; gcc links it, with the versions of symbols in kestrel.map.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 crate=crates/access/c
 target=${CARGO_TARGET_DIR:-$PWD/target}
-out=$target/c-library
+out=${C_LIBRARY_OUT:-$target/c-library}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # Changes with the first change of a function or struct that is there already.
 abi=0

@@ -11,7 +11,7 @@ needs_kestrel
 seconds=${C_SECONDS:-3}
 profile=$(basename "$(dirname "$KESTREL")")
 sources=$ROOT/tests/access/c examples=$ROOT/crates/access/c/examples
-export KESTREL_STATE_DIR=$WORK/state
+export KESTREL_STATE_DIR=$WORK/state C_LIBRARY_OUT=$WORK/c-library
 
 for program in gcc g++ pkg-config readelf; do
     command -v "$program" >/dev/null || { echo "skipped: $program is not installed" && summary &&
@@ -117,19 +117,11 @@ refuses "example batch, of what is not there" 'many/none: no such file' \
     "$WORK/bin/example-batch" "$WORK/three" /many/none
 refuses "example files, without a volume" 'kestrel format' "$WORK/bin/example-files" "$WORK/nothing"
 
-# A volume in a directory is one process's: it is held while the threads of a test run.
-"$WORK/bin/threads" "$WORK/three" 3 >"$WORK/threads.out" 2>&1 &
-holder=$!
-busy() {
-    local try
-    for ((try = 0; try < 200; try++)); do
-        "$WORK/bin/example-files" "$WORK/three" >/dev/null 2>"$WORK/busy.out" || break
-    done
-    cat "$WORK/busy.out"
-    [ "$try" = 200 ]
-}
-refuses "a volume that another process has open" 'in use by' busy
-check "the process that has it open" wait "$holder"
+# A volume in a directory is one process's.
+start_server "$WORK/three"
+refuses "a volume that another process has open" 'in use by' \
+    "$WORK/bin/example-files" "$WORK/three"
+stop_server "$WORK/three"
 
 # rounds SUFFIX TEXT: every program on both kinds of volumes.
 rounds() {

@@ -9,7 +9,7 @@ set -euo pipefail
 needs_kestrel
 profile=$(basename "$(dirname "$KESTREL")")
 pom=$ROOT/hadoop/pom.xml
-export KESTREL_STATE_DIR=$WORK/state HADOOP_USER_NAME=root
+export KESTREL_STATE_DIR=$WORK/state C_LIBRARY_OUT=$WORK/c-library HADOOP_USER_NAME=root
 
 for program in java mvn; do
     command -v "$program" >/dev/null || { echo "skipped: $program is not installed" && summary &&
