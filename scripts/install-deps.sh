@@ -18,8 +18,7 @@ what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
 test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio acl attr tar \
     python3-venv python3-pip shellcheck curl litmus nfs-ganesha nfs-ganesha-vfs libnfs13 \
-    g++ \
-    pkg-config openssl postgresql etcd-server)
+    g++ pkg-config openssl postgresql etcd-server)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
