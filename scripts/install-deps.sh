@@ -5,6 +5,7 @@
 #   scripts/install-deps.sh --demo       what `make demo` needs
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
 #   scripts/install-deps.sh --docs       what `make docs` needs: mdbook, which compiles for minutes; CI does without
+#   scripts/install-deps.sh --deb        what `make deb` needs
 #   scripts/install-deps.sh --test       what `make test` needs: all but the tree of files of the demos
 #   scripts/install-deps.sh              all of these but --docs
 #
@@ -15,9 +16,11 @@ set -euo pipefail
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
+deb_packages=(gcc libc6-dev binutils dpkg-dev)
 test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio acl attr tar \
-    python3-venv python3-pip shellcheck curl litmus nfs-ganesha nfs-ganesha-vfs libnfs13 \
-    g++ openssl postgresql etcd-server)
+    python3-venv python3-pip shellcheck curl litmus nfs-ganesha nfs-ganesha-vfs libnfs13 g++ \
+    openssl postgresql etcd-server man-db systemd systemd-container debootstrap \
+    "${deb_packages[@]}")
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
@@ -47,6 +50,7 @@ packages=("${demo_packages[@]}")
 case $what in
     --demo) ;;
     --demo-s3) packages+=(curl) ;;
+    --deb) packages=("${deb_packages[@]}") ;;
     *) packages+=("${test_packages[@]}") ;;
 esac
 
@@ -67,6 +71,7 @@ if [ ${#missing[@]} -gt 0 ]; then
         fi
     done
 fi
+if [ "$what" = --deb ]; then exit; fi
 
 # A real tree of small files, for the demos: the kernel's sources, as Debian ships them. Downloaded,
 # not installed: it takes 140 MB.

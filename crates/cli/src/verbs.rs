@@ -49,6 +49,7 @@ pub mod publish;
 pub mod quota;
 pub mod rm;
 pub mod serve;
+pub mod share_files;
 pub mod snapshot;
 pub mod sql;
 pub mod stats;
