@@ -9,7 +9,8 @@ needs_kestrel
 here=$ROOT/tests/packages
 cd "$ROOT"
 root=$WORK/root
-unset SOURCE_DATE_EPOCH
+# Else that of the commit, which may be another one by the second build.
+export SOURCE_DATE_EPOCH=1796000000
 
 for tool in debootstrap dpkg-shlibdeps; do
     command -v "$tool" >/dev/null || { echo "skipped: $tool is missing: run" \
@@ -56,9 +57,11 @@ in_root() {
 }
 # What is on the disk, but for dpkg's own records.
 tree() {
-    (cd "$root" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/cache -o -path ./var/log \
-        -o -path ./proc -o -path ./sys -o -path ./dev -o -path ./tmp -o -path ./run -o -path ./vol \
-        -o -path ./mnt \) -prune -o -print | grep -v -- '^\./etc/.*-$' | LC_ALL=C sort)
+    (cd "$root" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/lib/apt \
+        -o -path ./var/cache -o -path ./var/log/apt -o -path ./var/log/dpkg.log \
+        -o -path ./var/log/alternatives.log -o -path ./proc -o -path ./sys -o -path ./dev \
+        -o -path ./tmp -o -path ./run -o -path ./vol -o -path ./mnt \) -prune -o -print |
+        grep -v -- '^\./etc/.*-$' | LC_ALL=C sort)
 }
 mkdir -p "$root/mnt/vol"
 tree >"$WORK/before"

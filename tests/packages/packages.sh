@@ -163,6 +163,8 @@ counted helpers
 
 # The Debian packages.
 if command -v dpkg-shlibdeps >/dev/null; then
+    # Else that of the commit, which may be another one by the second build.
+    export SOURCE_DATE_EPOCH=1796000000
     deb() {
         scripts/deb.sh --binary "$KESTREL" --out "$WORK/$1" --compress none
     }
