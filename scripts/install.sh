@@ -22,7 +22,7 @@ zsh=${DESTDIR}${ZSHDIR:-$PREFIX/share/zsh/site-functions}
 units=(kestrel-serve@.service kestrel-gateway@.service kestrel-mount@.service)
 # mount(8) runs the first for the type kestrel, the second for `-o remount` and lines of /etc/fstab
 # with the type fuse.kestrel; umount(8) runs the third for what they have mounted.
-helpers=(mount.kestrel mount.fuse.kestrel umount.kestrel)
+helpers=(mount.kestrel mount.fuse.kestrel umount.fuse.kestrel)
 
 if [ "${1:-}" = --remove ]; then
     rm -f "$to/bin/kestrel" "$share"/man/man1/kestrel.1 "$share"/man/man1/kestrel-*.1 \

@@ -87,7 +87,7 @@ check "and go" in_root dpkg --purge kestrel-dbgsym
 check "kestrel --version" prints '^kestrel [0-9]' in_root kestrel --version
 check "man kestrel-mount" prints 'kestrel-mount - Mount a volume' in_root man kestrel-mount
 check "man mount.kestrel" prints '_netdev' in_root man mount.kestrel
-check "man umount.kestrel" prints '_netdev' in_root man umount.kestrel
+check "man umount.fuse.kestrel" prints '_netdev' in_root man umount.fuse.kestrel
 check "whatis" prints 'kestrel-umount \(1\)' in_root man -f kestrel-umount
 check "a volume" in_root kestrel format /vol
 cp "$root/etc/fstab" "$WORK/fstab" 2>/dev/null || : >"$WORK/fstab"

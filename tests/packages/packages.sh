@@ -28,7 +28,7 @@ shown() {
 }
 check "kestrel-mount(1) has examples" prints '^EXAMPLES' shown man1/kestrel-mount.1
 check "mount.kestrel(8) has _netdev" prints '_netdev' shown man8/mount.kestrel.8
-for helper in mount.fuse.kestrel umount.kestrel; do
+for helper in mount.fuse.kestrel umount.fuse.kestrel; do
     check "$helper(8) is mount.kestrel(8)" \
         grep -qx '\.so man8/mount\.kestrel\.8' "$share/man/man8/$helper.8"
 done
@@ -154,7 +154,7 @@ helpers() {
         mkdir -p /run/mount && mount -t tmpfs none /run/mount
         mount -t overlay -o "lowerdir=/etc,upperdir=$2/upper/etc,workdir=$2/upper/etc-work" \
             overlay /etc
-        for helper in mount.kestrel mount.fuse.kestrel umount.kestrel; do
+        for helper in mount.kestrel mount.fuse.kestrel umount.fuse.kestrel; do
             ln -sfn "$1" "/usr/sbin/$helper"
         done
         . "$3"' helpers "$KESTREL" "$WORK" "$here/helpers.sh" "$WORK/volume" "$mnt"

@@ -9,10 +9,10 @@
 //! dashes: `cache-dir=/ssd` is `--cache-dir=/ssd`. As mount(8) says nothing for `suid` and `dev`, a
 //! mount has them unless it says `nosuid` and `nodev`.
 //!
-//! umount(8) looks for `/sbin/umount.fuse.kestrel` or for `/sbin/umount.fuse`, by chance. A mount
-//! that mount(8) has made is therefore put into its table with the name of its helper, and umount(8)
-//! runs `/sbin/umount.kestrel DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`. That becomes `kestrel umount
-//! DIR`: umount(8) then returns when everything is stored.
+//! umount(8) runs `/sbin/umount.fuse.kestrel DIR [-flnrv] [-N NAMESPACE] [-t TYPE]`, which becomes
+//! `kestrel umount DIR`: umount(8) then returns when everything is stored. It looks for a helper of
+//! the type without what stands behind the dot, unless its table has an entry, so a mount that
+//! mount(8) has made is put into that table.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -76,12 +76,14 @@ pub fn arguments(given: Vec<OsString>, kestrel: &Command) -> Option<Vec<OsString
     Some(out)
 }
 
-/// Runs this program with a command line that [`arguments`] has made of the one that it was `given`:
-/// what it starts again in the background then has the command line of a person.
+/// Runs this program with a command line that [`arguments`] has made of the one that it was
+/// `given`: what it starts again in the background then has the command line of a person.
 pub fn run(given: &[OsString], arguments: &[OsString]) -> ExitCode {
     let mut kestrel = process::Command::new("/proc/self/exe");
     kestrel.arg0("kestrel").args(&arguments[1..]);
-    let is_mount = given.first().is_some_and(|name| helper_of(name) == Helper::Mount);
+    let words = || arguments.iter().flat_map(|word| word.as_bytes().split(|byte| *byte == b','));
+    let is_new = words().all(|word| word != b"remount");
+    let is_mount = given.first().is_some_and(|name| helper_of(name) == Helper::Mount) && is_new;
     let Some(dir) = given.get(2).filter(|_| is_mount) else {
         eprintln!("kestrel: cannot run itself: {}", kestrel.exec());
         return ExitCode::FAILURE;
@@ -107,12 +109,17 @@ pub fn run(given: &[OsString], arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// Has mount(8) keep in its table that umount(8) of this mount runs `umount.kestrel`: a mount that
-/// it only pretends to make (`-f`), without a helper (`-i`), as libfuse does for its own table.
+/// Has mount(8) keep in its table that umount(8) of this mount runs a helper: a mount that it only
+/// pretends to make (`-f`), without a helper (`-i`), as libfuse does for its own table.
 fn tell_umount(dir: &Path) -> Result<(), String> {
+    // SAFETY: geteuid takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        // The table is the superuser's. Others unmount with kestrel umount.
+        return Ok(());
+    }
     let entry = find(dir).map_err(|why| why.to_string())?.ok_or("nothing is mounted there")?;
     let told = process::Command::new("mount")
-        .args(["-i", "-f", "--no-canonicalize", "-t", "fuse.kestrel", "-o", "uhelper=kestrel"])
+        .args(["-i", "-f", "--no-canonicalize", "-t", "fuse.kestrel", "-o", "uhelper=fuse.kestrel"])
         .args([entry.source.as_os_str(), entry.mount_point.as_os_str()])
         .stdin(Stdio::null())
         .output();
@@ -219,7 +226,7 @@ mod tests {
                 "mount.kestrel mount v /mnt --no-shortcut -o suid,dev,nosuid,foreground",
             ),
             (
-                "mount.fuse.kestrel v /mnt -o ro,remount,uhelper=kestrel",
+                "mount.fuse.kestrel v /mnt -o ro,remount,uhelper=fuse.kestrel",
                 "mount.fuse.kestrel mount v /mnt -o ro,remount",
             ),
             ("kestrel mount /data/vol /mnt -o ro", "kestrel mount /data/vol /mnt -o ro"),
@@ -238,10 +245,13 @@ mod tests {
     #[test]
     fn command_lines_of_umount() {
         for (line, becomes) in [
-            ("/sbin/umount.kestrel /mnt", "/sbin/umount.kestrel umount /mnt"),
-            ("umount.kestrel /mnt -fv", "umount.kestrel umount /mnt --force"),
-            ("umount.kestrel /mnt -l -f", "umount.kestrel umount /mnt --lazy --force"),
-            ("umount.kestrel /mnt -nr -t fuse.kestrel -N 7", "umount.kestrel umount /mnt"),
+            ("/sbin/umount.fuse.kestrel /mnt", "/sbin/umount.fuse.kestrel umount /mnt"),
+            ("umount.fuse.kestrel /mnt -fv", "umount.fuse.kestrel umount /mnt --force"),
+            ("umount.fuse.kestrel /mnt -l -f", "umount.fuse.kestrel umount /mnt --lazy --force"),
+            (
+                "umount.fuse.kestrel /mnt -nr -t fuse.kestrel -N 7",
+                "umount.fuse.kestrel umount /mnt",
+            ),
         ] {
             assert_eq!(of(line).as_deref(), Some(becomes));
         }

@@ -7,7 +7,7 @@ use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 use crate::mount_helper::flags_of_mount;
 
 /// Names of the pages of the helpers of mount(8) and umount(8); the first one has the text.
-const HELPER_PAGES: [&str; 3] = ["mount.kestrel", "mount.fuse.kestrel", "umount.kestrel"];
+const HELPER_PAGES: [&str; 3] = ["mount.kestrel", "mount.fuse.kestrel", "umount.fuse.kestrel"];
 
 /// Options of mount(8) that say something about a KestrelFS mount, and what.
 const OPTIONS: [(&str, &str); 8] = [
@@ -170,7 +170,7 @@ fn helper(kestrel: &Command) -> String {
     page.control("PP", []);
     page.text([roman(
         "A mount is shown with the type fuse.kestrel. Lines of /etc/fstab with that type work as \
-         well. umount(8) of it runs umount.kestrel, which returns when everything is stored, \
+         well. umount(8) of it runs umount.fuse.kestrel, which returns when everything is stored, \
          and refuses while the server of the volume does not answer; umount -f gives up what is \
          not stored, umount -l takes the mount out of the tree at once.",
     )]);
