@@ -46,7 +46,7 @@ mod progress;
 mod verbs;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,9 +56,9 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key,
-    load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, share_files, snapshot,
-    sql, stats, status, tier, token, trash, umount, version, warmup, watch,
+    backup, clone, cluster, compact, config, csi, du, dump, format, fsck, gateway, gc, info, job,
+    key, load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, share_files,
+    snapshot, sql, stats, status, tier, token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -94,6 +94,7 @@ enum Verb {
     Serve(serve::ServeArgs),
     Gateway(Box<gateway::s3::S3GatewayArgs>),
     Webdav(Box<gateway::webdav::WebdavArgs>),
+    Csi(csi::CsiArgs),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -136,9 +137,13 @@ enum Verb {
     BenchWorker,
 }
 
-fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
+fn run(verb: &Verb, token_file: Option<&Path>) -> Result<ExitStatus, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
-    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_) | Verb::Webdav(_)) {
+    let serves = matches!(
+        verb,
+        Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_) | Verb::Webdav(_) | Verb::Csi(_)
+    );
+    if !serves {
         logger::install(LevelFilter::Warn);
     }
     match verb {
@@ -148,6 +153,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Serve(args) => serve::run(args),
         Verb::Gateway(args) => gateway::s3::run(args),
         Verb::Webdav(args) => gateway::webdav::run(args),
+        Verb::Csi(args) => csi::run(args, token_file),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
@@ -227,7 +233,7 @@ fn main() -> ExitCode {
         // before other threads exist; SIG_DFL is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    match run(&verb) {
+    match run(&verb, token_file.as_deref()) {
         Ok(ExitStatus::Good) => ExitCode::SUCCESS,
         Ok(ExitStatus::Bad) => ExitCode::from(1),
         Err(failure) => {

@@ -30,6 +30,7 @@ pub mod clone;
 pub mod cluster;
 pub mod compact;
 pub mod config;
+pub mod csi;
 pub mod du;
 pub mod dump;
 pub mod format;
