@@ -27,7 +27,7 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     (
         "Cluster",
         "Serve a volume from one server or several nodes, to mounts, clients of S3 and containers.",
-        &["serve", "cluster", "gateway", "csi"],
+        &["serve", "cluster", "gateway", "webdav", "csi"],
     ),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),
     (
