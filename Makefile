@@ -1,9 +1,9 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on
 # Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library hadoop install \
-	install-c uninstall docs test test-all test-build sim proptest test-rust test-mount bench \
-	bench-s3 bench-cluster \
+.PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library hadoop deb \
+	install install-c uninstall docs test test-all test-build sim proptest test-rust test-mount \
+	bench bench-s3 bench-cluster \
 	bench-balance bench-shortcut bench-passthrough bench-listing bench-versions bench-sql \
 	bench-jobs bench-access bench-hadoop bench-compression bench-compact bench-datasets \
 	bench-gateway lint fmt audit clean
@@ -21,7 +21,8 @@ help:
 	@echo "make wheel   build the Python package: target/wheels/kestrelfs-*.whl"
 	@echo "make c-library build the C library: target/c-library; make install-c copies it to PREFIX"
 	@echo "make hadoop  build the jar for Hadoop and Spark: target/hadoop/kestrel-hadoop.jar"
-	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
+	@echo "make deb     build the Debian packages: target/deb/kestrel_*.deb, kestrel-dbgsym_*.deb"
+	@echo "make install program, manual pages, completions, units to PREFIX; make uninstall"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
 	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"
@@ -60,16 +61,19 @@ hadoop:
 c-library:
 	scripts/c-library.sh
 
-# /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for
-# kestrel. Without the package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of
-# mount(8): the link /sbin/mount.fuse.kestrel.
+# The program, manual pages, completions, units of systemd, examples of settings. SBINDIR=/sbin adds
+# the helpers of mount(8) and umount(8), which look only there; with PREFIX=/usr they come by
+# themselves.
 PREFIX ?= /usr/local
 SBINDIR ?=
+ZSHDIR ?=
 BUILT = $(or $(CARGO_TARGET_DIR),target)/release/kestrel
+install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export DESTDIR := $(DESTDIR)
+install uninstall: export SBINDIR := $(SBINDIR)
+install uninstall: export ZSHDIR := $(ZSHDIR)
 install:
-	@[ -x "$(BUILT)" ] || { echo "$(BUILT) is not there: run make build first" >&2; exit 1; }
-	install -D -m 755 "$(BUILT)" "$(DESTDIR)$(PREFIX)/bin/kestrel"
-	$(if $(SBINDIR),mkdir -p "$(DESTDIR)$(SBINDIR)" && ln -sfn "$(PREFIX)/bin/kestrel" "$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
+	scripts/install.sh "$(BUILT)"
 
 # The machine's linker finds it below /usr/local after `ldconfig`.
 install-c:
@@ -78,7 +82,14 @@ install-c:
 uninstall:
 	rm -f "$(DESTDIR)$(PREFIX)"/lib/libkestrel.so* "$(DESTDIR)$(PREFIX)/include/kestrel.h"
 	rm -f "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kestrel.pc"
-	rm -f "$(DESTDIR)$(PREFIX)/bin/kestrel" $(if $(SBINDIR),"$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
+	scripts/install.sh --remove
+
+# kestrel_*.deb and kestrel-dbgsym_*.deb in target/deb. From one commit and one toolchain the bytes
+# are the same each time (docs/operations/install.md).
+deb:
+	scripts/install-deps.sh --deb
+	$(MAKE) build
+	scripts/deb.sh --binary "$(BUILT)"
 
 docs:
 	scripts/install-deps.sh --docs

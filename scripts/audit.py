@@ -29,8 +29,9 @@ ALLOWED = {
 }
 # Crates that ship with the binary; the bound is there so that growth is a decision.
 # TLS, HTTP and S3 take about half of them, PostgreSQL some twenty, certificates fifteen,
-# the server side of S3 (decision 0040) thirty, that of WebDAV (0048) thirteen.
-CRATES_MAX = 240
+# the server side of S3 (decision 0040) thirty, that of WebDAV (0048) thirteen, manual pages and
+# completions (0045) three, gRPC for containers (0046) nine.
+CRATES_MAX = 252
 
 
 def allowed(expression):

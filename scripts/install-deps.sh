@@ -6,8 +6,10 @@
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
 #   scripts/install-deps.sh --docs       what `make docs` needs: mdbook, which compiles for minutes; CI does without
 #   scripts/install-deps.sh --hadoop     what `make hadoop` and suite `hadoop` need: a JDK and Maven
+#   scripts/install-deps.sh --deb        what `make deb` needs
+#   scripts/install-deps.sh --csi        what the suite csi needs: csi-sanity, by Go
 #   scripts/install-deps.sh --test       what `make test` needs: all but the tree of files of the demos
-#   scripts/install-deps.sh              all of these but --docs and --hadoop
+#   scripts/install-deps.sh              all of these but --docs, --hadoop and --csi
 #
 # Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into
 # the repository.
@@ -16,14 +18,18 @@ set -euo pipefail
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
+deb_packages=(gcc libc6-dev binutils dpkg-dev)
 test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio acl attr tar \
     python3-venv python3-pip shellcheck curl litmus nfs-ganesha nfs-ganesha-vfs libnfs13 \
-    g++ pkg-config openssl postgresql etcd-server)
+    g++ pkg-config openssl postgresql etcd-server man-db systemd systemd-container debootstrap \
+    "${deb_packages[@]}")
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
 # atomic.
 versitygw=v1.8.0
+# The judge of drivers for containers.
+csi_sanity=v5.3.1
 # The site of the documentation.
 mdbook=0.5.4
 
@@ -69,11 +75,16 @@ if [ "$what" = --hadoop ]; then
     command -v mvn >/dev/null || install_packages maven
     exit
 fi
+if [ "$what" = --deb ]; then
+    install_packages "${deb_packages[@]}"
+    exit
+fi
 
 packages=("${demo_packages[@]}")
 case $what in
     --demo) ;;
     --demo-s3) packages+=(curl) ;;
+    --csi) packages=() ;;
     *) packages+=("${test_packages[@]}") ;;
 esac
 
@@ -82,7 +93,7 @@ install_packages "${packages[@]}"
 # A real tree of small files, for the demos: the kernel's sources, as Debian ships them. Downloaded,
 # not installed: it takes 140 MB.
 tree=$TOOLS/tree
-if [ "$what" != --test ] && [ ! -e "$tree/.complete" ]; then
+if [ "$what" != --test ] && [ "$what" != --csi ] && [ ! -e "$tree/.complete" ]; then
     echo "unpacking a tree of small files (Debian's linux-source-6.1)"
     mkdir -p "$TOOLS/download"
     (
@@ -98,10 +109,11 @@ if [ "$what" != --test ] && [ ! -e "$tree/.complete" ]; then
     touch "$tree/.complete"
 fi
 
-# install_versitygw: with Go 1.21 or newer, which fetches the version that versitygw wants by
-# itself.
-install_versitygw() {
-    local go
+# install_go_tool MODULE VERSION: with Go 1.21 or newer, which fetches the version that the module
+# wants by itself.
+install_go_tool() {
+    local go name
+    name=$(basename "$1")
     PATH=$PATH:/usr/local/go/bin
     if ! command -v go >/dev/null; then
         echo "installing: golang"
@@ -110,19 +122,25 @@ install_versitygw() {
     fi
     go=$(go env GOVERSION 2>/dev/null || true)
     if [ "$(printf '%s\n' go1.21 "${go:-go0}" | sort -V | head -n 1)" != go1.21 ]; then
-        echo "versitygw needs Go 1.21 or newer; found: ${go:-none}. Install it from https://go.dev/dl (or Debian's backports)" >&2
+        echo "$name needs Go 1.21 or newer; found: ${go:-none}. Install it from https://go.dev/dl (or Debian's backports)" >&2
         exit 1
     fi
-    echo "building versitygw $versitygw (some minutes)"
-    GOBIN=$TOOLS/bin GOTOOLCHAIN=auto go install \
-        "github.com/versity/versitygw/cmd/versitygw@$versitygw"
-    touch "$TOOLS/versitygw-$versitygw"
+    echo "building $name $2 (some minutes)"
+    mkdir -p "$TOOLS/bin"
+    GOBIN=$TOOLS/bin GOTOOLCHAIN=auto go install "$1@$2"
+    touch "$TOOLS/$name-$2"
 }
+
+if [ "$what" = --csi ]; then
+    if [ ! -x "$TOOLS/bin/csi-sanity" ] || [ ! -e "$TOOLS/csi-sanity-$csi_sanity" ]; then
+        install_go_tool github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity "$csi_sanity"
+    fi
+    exit
+fi
 
 if [ "$what" != --demo ] &&
     { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/versitygw-$versitygw" ]; }; then
-    mkdir -p "$TOOLS/bin"
-    install_versitygw
+    install_go_tool github.com/versity/versitygw/cmd/versitygw "$versitygw"
 fi
 
 if [ "$what" = all ] || [ "$what" = --test ]; then

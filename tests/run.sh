@@ -252,6 +252,13 @@ suites+=(
     "webdav 300 env WEBDAV_NIGHT= tests/access/webdav.sh"
     "webdav-night 600 env WEBDAV_NIGHT=1 tests/access/webdav.sh"
 )
+# Volumes for containers.
+suites+=("csi 900 tests/access/csi.sh")
+# What is installed.
+suites+=(
+    "packages 600 tests/packages/packages.sh"
+    "deb 1800 tests/packages/deb.sh"
+)
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done
@@ -265,7 +272,7 @@ at_night+=(bucket-encrypted-kill bucket-encrypted-failover)
 at_night+=(versions-served versions-nodes versions-compact sql-s3 jobs-s3 ranks-s3)
 at_night+=(jobs-servers jobs-servers-s3 jobs-servers-encrypted)
 at_night+=(curators curators-encrypted)
-at_night+=(nfs-served gateway-night webdav-night wheel wheel-all wheel-torch hadoop)
+at_night+=(nfs-served gateway-night webdav-night wheel wheel-all wheel-torch hadoop csi deb)
 # The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
 # mode where the machine allows it, and take requests from /dev/fuse. Names:
 # [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.

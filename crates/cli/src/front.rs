@@ -26,8 +26,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "Cluster",
-        "Serve a volume from one server or several nodes, to mounts and to clients of S3.",
-        &["serve", "cluster", "gateway"],
+        "Serve a volume from one server or several nodes, to mounts, clients of S3 and containers.",
+        &["serve", "cluster", "gateway", "webdav", "csi"],
     ),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),
     (

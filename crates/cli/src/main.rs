@@ -16,7 +16,7 @@
 //! | `verbs.rs` | the verbs, a module each, and how they find what an argument names |
 //! | `args.rs` | options that several verbs have |
 //! | `front.rs` | groups of commands in `kestrel --help`; `kestrel help`, `kestrel version` |
-//! | `mount_helper.rs` | being run by mount(8) |
+//! | `mount_helper.rs` | being run by mount(8) and umount(8) |
 //! | `at_rest.rs` | the volume of a cluster of which no node runs |
 //! | `bench.rs` | `kestrel bench` |
 //! | `page.rs`, `progress.rs` | lines for people; a line that tells how far something is |
@@ -45,7 +45,8 @@ mod page;
 mod progress;
 mod verbs;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,9 +56,9 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key,
-    load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats,
-    status, tier, token, trash, umount, version, warmup, watch,
+    backup, clone, cluster, compact, config, csi, du, dump, format, fsck, gateway, gc, info, job,
+    key, load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, share_files,
+    snapshot, sql, stats, status, tier, token, trash, umount, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -93,6 +94,7 @@ enum Verb {
     Serve(serve::ServeArgs),
     Gateway(Box<gateway::s3::S3GatewayArgs>),
     Webdav(Box<gateway::webdav::WebdavArgs>),
+    Csi(csi::CsiArgs),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -125,6 +127,8 @@ enum Verb {
     Objbench(objbench::ObjbenchArgs),
     #[command(hide = true)]
     NullFs(null_fs::NullFsArgs),
+    #[command(hide = true)]
+    ShareFiles(share_files::ShareFilesArgs),
     /// List the points where KESTREL_CRASH_AT=NAME:COUNT kills the process.
     #[command(hide = true)]
     CrashPoints,
@@ -133,9 +137,13 @@ enum Verb {
     BenchWorker,
 }
 
-fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
+fn run(verb: &Verb, token_file: Option<&Path>) -> Result<ExitStatus, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
-    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_) | Verb::Webdav(_)) {
+    let serves = matches!(
+        verb,
+        Verb::Mount(_) | Verb::Serve(_) | Verb::Gateway(_) | Verb::Webdav(_) | Verb::Csi(_)
+    );
+    if !serves {
         logger::install(LevelFilter::Warn);
     }
     match verb {
@@ -145,6 +153,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Serve(args) => serve::run(args),
         Verb::Gateway(args) => gateway::s3::run(args),
         Verb::Webdav(args) => gateway::webdav::run(args),
+        Verb::Csi(args) => csi::run(args, token_file),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
@@ -176,6 +185,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Bench(args) => bench::run(args),
         Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),
+        Verb::ShareFiles(args) => share_files::run(args),
         Verb::CrashPoints => {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
             Ok(ExitStatus::Good)
@@ -199,10 +209,15 @@ fn give_large_memory_back() {
 
 fn main() -> ExitCode {
     give_large_memory_back();
-    let Some(arguments) = mount_helper::arguments(std::env::args_os().collect()) else {
+    let kestrel = front::command();
+    let given: Vec<OsString> = std::env::args_os().collect();
+    let Some(arguments) = mount_helper::arguments(given.clone(), &kestrel) else {
         return ExitCode::SUCCESS;
     };
-    let matches = front::command().get_matches_from(front::arguments(arguments));
+    if arguments != given {
+        return mount_helper::run(&given, &arguments);
+    }
+    let matches = kestrel.get_matches_from(front::arguments(arguments));
     let cli = Cli::from_arg_matches(&matches);
     let Cli { token_file, wait, verb } = cli.unwrap_or_else(|why| why.exit());
     if let Some(file) = &token_file {
@@ -218,7 +233,7 @@ fn main() -> ExitCode {
         // before other threads exist; SIG_DFL is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    match run(&verb) {
+    match run(&verb, token_file.as_deref()) {
         Ok(ExitStatus::Good) => ExitCode::SUCCESS,
         Ok(ExitStatus::Bad) => ExitCode::from(1),
         Err(failure) => {

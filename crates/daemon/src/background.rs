@@ -43,6 +43,8 @@ pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String
         .arg0("kestrel")
         .args(args)
         .current_dir(dir)
+        // A unit of systemd has one main process, which is this one.
+        .env_remove(crate::service_manager::SOCKET_ENV)
         .args(["--foreground", REPORT_OPTION])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -276,12 +276,13 @@ fn attend(
     let clients = curator.clients.get_or_init(|| clients);
     let url = curator.shown_at.get_or_init(|| tls.url(address, &name));
     log::info!("{} serves at {url} after {:.1?}", plan.url, begun.elapsed());
-    config.process.ready();
+    config.process.ready(&format!("{} at {url}", plan.url));
     while let Err(mpsc::RecvTimeoutError::Timeout) = signal.recv_timeout(LOOK) {
         if let Some(tokens) = &mut tokens {
             tokens.read_again(server.tokens());
         }
     }
+    config.process.stopping();
     log::info!("{} ends; its clients look for another curator, or wait for it", plan.url);
     if let Some(sockets) = clients.sockets.lock().take() {
         sockets.stop(LAST_ANSWERS);

@@ -34,7 +34,7 @@
 //! | modules | what they do |
 //! | --- | --- |
 //! | [`serve`], [`curator`] | serving a volume, or a published version of one |
-//! | [`process`], [`background`] | the life of a process, from start to end |
+//! | [`process`], [`background`], [`service_manager`] | the life of a process, from start to end |
 //! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
 //! | [`serving`], [`served_volume`], [`clients`] | what a process consists of |
 //! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
@@ -93,6 +93,7 @@ pub mod role;
 pub mod runtime;
 pub mod serve;
 pub mod served_volume;
+pub mod service_manager;
 pub mod serving;
 pub mod signals;
 pub mod snapshots;

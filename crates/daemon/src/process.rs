@@ -2,7 +2,8 @@
 //!
 //! Without `--foreground` the program starts itself again in the background and returns when that
 //! copy serves ([`background`]). The copy (or the one process in the foreground) logs, tells its
-//! parent once whether it serves or why not, and ends by a signal.
+//! parent once whether it serves or why not, and ends by a signal. A process in the foreground
+//! tells the service manager that has started it ([`service_manager`]).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use kestrel_client::descriptor::random;
 use kestrel_types::hex::to_hex;
 use log::LevelFilter;
 
-use crate::background;
 use crate::failure::{ExitStatus, Failure};
+use crate::{background, service_manager};
 
 /// What tells this process from all others, wherever they run: numbers of processes are those of
 /// one machine, or container.
@@ -83,11 +84,21 @@ impl ProcessOptions {
         Ok((background::start(&log)?, log))
     }
 
-    /// Tells the waiting process that this one serves. From then on it keeps no directory busy.
-    pub fn ready(&self) {
+    /// Tells the waiting process, or the service manager, that this one serves what `what` says.
+    /// From then on a process in the background keeps no directory busy.
+    pub fn ready(&self, what: &str) {
         if self.report_readiness {
             background::report_ready();
             let _ = std::env::set_current_dir("/");
+        } else {
+            service_manager::ready(what);
+        }
+    }
+
+    /// Tells the service manager that this process ends.
+    pub fn stopping(&self) {
+        if !self.report_readiness {
+            service_manager::stopping();
         }
     }
 }

@@ -464,12 +464,8 @@ fn attend(
         sockets: parking_lot::Mutex::new(Some(sockets)),
     };
     let clients = serving.clients.get_or_init(|| clients);
-    log::info!(
-        "{} serves at {} after {:.1?}",
-        plan.volume.display(),
-        tls.url(address, &plan.name),
-        begun.elapsed()
-    );
+    let what = format!("{} serves at {}", plan.volume.display(), tls.url(address, &plan.name));
+    log::info!("{what} after {:.1?}", begun.elapsed());
     let member = serving.node.as_ref().zip(opened.fs.member());
     let balancer = member
         .map(|(node, host)| {
@@ -491,12 +487,13 @@ fn attend(
         .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
     let failure = match failure {
         Watch::Good => {
-            config.process.ready();
+            config.process.ready(&what);
             until_end(&signal, &serving, opened)
         }
         Watch::Signalled | Watch::Left => None,
         Watch::Failed(why) => Some(why),
     };
+    config.process.stopping();
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     drop(successor);
     drop(snapshots);

@@ -351,11 +351,13 @@ impl Face<'_> {
             // A second signal finds the first one being obeyed.
             let _ = signal.send(());
         });
-        log::info!("{} serves at {} after {:.1?}", plan.source, plan.url(), begun.elapsed());
-        args.process.options().ready();
+        let what = format!("{} serves at {}", plan.source, plan.url());
+        log::info!("{what} after {:.1?}", begun.elapsed());
+        args.process.options().ready(&what);
         while let Err(RecvTimeoutError::Timeout) = signalled.recv_timeout(LEFTOVERS_EVERY) {
             keyring.remove_leftovers(Account::LEFTOVER_AGE);
         }
+        args.process.options().stopping();
         gateway.stop();
         drop(metrics);
         Ok(())

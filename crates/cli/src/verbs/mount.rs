@@ -839,9 +839,11 @@ fn attend(
         None => log::info!("pass-through on"),
     }
     let mode = if plan.options.read_only { " read-only" } else { "" };
-    log::info!("{} serves on {}{mode} after {:.1?}", plan.name(), dir.display(), begun.elapsed());
-    args.process.options().ready();
+    let what = format!("{} serves on {}{mode}", plan.name(), dir.display());
+    log::info!("{what} after {:.1?}", begun.elapsed());
+    args.process.options().ready(&what);
     let end = mount.session.join().map_err(|why| fail(&why))?;
+    args.process.options().stopping();
     drop(doors);
     match end {
         End::Unmounted => Ok(ExitStatus::Good),

@@ -25,17 +25,24 @@ use busy::Users;
 #[command(after_help = "Examples:
   kestrel umount /mnt/data
   kestrel umount --force /mnt/data
+  kestrel umount --lazy /mnt/data
 
 Returns when the serving process has stored everything and let go of the volume. --force cuts the
 connection first: every waiting call fails, files that are open break; it gets out also when the
 serving process hangs or is gone. A volume that a server serves is not unmounted without --force
-while the server does not answer, as what was written last could not be stored.")]
+while the server does not answer, as what was written last could not be stored. --lazy returns at
+once: the mount is gone from the tree, programs that use it go on, and the serving process ends when
+the last of them has.")]
 pub struct UmountArgs {
     /// Where it is mounted
     pub dir: PathBuf,
     /// Also when files are open or the serving process does not answer
     #[arg(long)]
     pub force: bool,
+    /// Take it out of the tree now, and let programs that use it go on until they are done; with
+    /// --force too, that is what happens
+    #[arg(long)]
+    pub lazy: bool,
 }
 
 /// How long a busy mount is tried again. A program that is just being started still has its
@@ -99,6 +106,11 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
         )));
     }
     let volume = control_dir(&entry);
+    if args.lazy {
+        return unmount(&args.dir, How::Detach)
+            .map(|()| ExitStatus::Good)
+            .map_err(|why| fail(&why));
+    }
     if !args.force {
         server_answers(args, &entry, &volume)?;
     }
