@@ -234,6 +234,19 @@ impl Volume {
         self.start(resources, false, true)
     }
 
+    /// The same for a mount that another process can take over, or that this process takes over:
+    /// files without names stay until [`Fs::take_files`].
+    ///
+    /// # Errors
+    /// As for [`Volume::serve`].
+    pub fn serve_handed_over(
+        self,
+        resources: &Resources,
+        read_only: bool,
+    ) -> Result<MountedVolume, VolumeError> {
+        self.start(resources, read_only, true)
+    }
+
     /// Starts the node of a cluster that this is, which reaches the others by way of `carrier`, and
     /// a file system for what it does on its own.
     ///

@@ -19,9 +19,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kestrel_rpc::client::{ConnectError, Remote, RemoteConfig, RemoteStats};
+use kestrel_rpc::session::SessionId;
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
+use kestrel_types::wire::SessionState;
 use parking_lot::{Mutex, RwLock};
 
 use super::contact::{Waiting, contact, tell_absence};
@@ -29,6 +31,7 @@ use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
+use crate::handover::SessionNote;
 use crate::storage::Offer;
 use crate::url::is_anywhere;
 
@@ -150,12 +153,14 @@ impl FirstConnection {
         url: &RemoteUrl,
         how: &Introduction,
         reclaimable: &Arc<Reclaimable>,
+        session: Option<&SessionNote>,
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
         let node_reclaimable = Arc::new(NodeReclaimable::first(reclaimable.clone()));
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
-        let config = config(url, how, &shows, url.addresses.clone());
+        let session = session.map(session_of).transpose()?;
+        let config = RemoteConfig { session, ..config(url, how, &shows, url.addresses.clone()) };
         let mut waiting = Waiting::begin(contact());
         let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
         let (remote, welcome) =
@@ -164,6 +169,14 @@ impl FirstConnection {
                     true => VolumeError::NotServed(format!("{server}: {why}")),
                     false => VolumeError::Io(format!("{server}: {why}")),
                 })?;
+        if session.is_some() && welcome.session != SessionState::Known {
+            remote.close();
+            return Err(VolumeError::Io(format!(
+                "{server}: the session of the mount that is taken over has ended there: the server \
+                 has restarted, or it has not heard of this mount for longer than its lease; \
+                 mount it anew"
+            )));
+        }
         let offer = Offer::from_json(&welcome.descriptor, &server);
         let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
         let (placement, offer) = read.inspect_err(|_| remote.close())?;
@@ -474,6 +487,12 @@ impl NodeSet {
     }
 }
 
+/// The session of another process, with which this one goes on.
+fn session_of(note: &SessionNote) -> Result<SessionId, VolumeError> {
+    let client = note.client().map_err(|why| VolumeError::Invalid(why.to_string()))?;
+    Ok(SessionId { client, incarnation: note.incarnation, calls: note.calls })
+}
+
 /// How this client and the nodes know each other.
 #[derive(Clone)]
 struct Shows {
@@ -488,5 +507,6 @@ fn config(
     addresses: Vec<String>,
 ) -> RemoteConfig {
     let (volume, who, Shows { tls, token }) = (url.name.clone(), how.who.clone(), shows.clone());
-    RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
+    let (deadline, session) = (how.deadline, None);
+    RemoteConfig { addresses, volume, who, deadline, tls, token, session }
 }

@@ -79,7 +79,10 @@ fn config(addresses: &[SocketAddr], deadline: Duration) -> RemoteConfig {
         who: "test".into(),
         deadline,
         token: None,
-    }
+    },
+    session: N
+        session: None,one,
+}
 }
 
 const LONG: Duration = Duration::from_secs(60);
