@@ -53,11 +53,12 @@ use clap::{FromArgMatches, Parser, Subcommand};
 use log::LevelFilter;
 
 use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_daemon::supervisor::taken_over;
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, du, dump, format, fsck, gateway, gc, info, job, key,
     load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, snapshot, sql, stats,
-    status, tier, token, trash, umount, version, warmup, watch,
+    status, tier, token, trash, umount, upgrade, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -90,6 +91,7 @@ enum Verb {
     Format(format::FormatArgs),
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
+    Upgrade(upgrade::UpgradeArgs),
     Serve(serve::ServeArgs),
     Gateway(Box<gateway::s3::S3GatewayArgs>),
     Webdav(Box<gateway::webdav::WebdavArgs>),
@@ -125,6 +127,9 @@ enum Verb {
     Objbench(objbench::ObjbenchArgs),
     #[command(hide = true)]
     NullFs(null_fs::NullFsArgs),
+    /// What this program can take over from another one.
+    #[command(hide = true)]
+    TakesOver,
     /// List the points where KESTREL_CRASH_AT=NAME:COUNT kills the process.
     #[command(hide = true)]
     CrashPoints,
@@ -142,6 +147,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Format(args) => format::run(args),
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
+        Verb::Upgrade(args) => upgrade::run(args),
         Verb::Serve(args) => serve::run(args),
         Verb::Gateway(args) => gateway::s3::run(args),
         Verb::Webdav(args) => gateway::webdav::run(args),
@@ -176,6 +182,10 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Bench(args) => bench::run(args),
         Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),
+        Verb::TakesOver => {
+            println!("{}", taken_over());
+            Ok(ExitStatus::Good)
+        }
         Verb::CrashPoints => {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
             Ok(ExitStatus::Good)

@@ -13,6 +13,32 @@ use kestrel_types::name::Name;
 use kestrel_types::wire::{ClientId, LockKind, LockMode};
 use serde::{Deserialize, Serialize};
 
+/// Number of the form in which this version writes a mount down, and the only one that it reads. A
+/// change that an older or newer process would misunderstand gets the next number.
+pub const FORMAT: u32 = 1;
+
+/// A mount, written down.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountNote {
+    /// See [`FORMAT`].
+    pub format: u32,
+    /// Where it is mounted.
+    pub dir: HexBytes,
+    /// Device number of the mounted file system.
+    pub device: (u32, u32),
+    /// What the kernel and the mount have agreed on: numbers of the crate for FUSE.
+    pub negotiated: Vec<u64>,
+    /// Numbers of the next handles of a file and of a directory.
+    pub next: (u64, u64),
+    /// Handles of files.
+    pub files: Vec<HandleNote>,
+    /// Handles of directories.
+    pub dirs: Vec<DirNote>,
+    /// All else.
+    pub client: ClientState,
+}
+
 /// What a client hands over but for its open files and directories.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -27,6 +53,8 @@ pub struct ClientState {
     pub locks: Vec<LockNote>,
     /// Files with handles that lost their locks.
     pub lost: Vec<InodeId>,
+    /// Directories, files and bytes of a volume with its node in this process.
+    pub figures: Option<[i64; 3]>,
     /// The session at the server, if there is one.
     pub session: Option<SessionNote>,
 }

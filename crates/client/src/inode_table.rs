@@ -316,7 +316,10 @@ impl InodeTable {
                 dropping: (known.dropping, known.dropped),
             }
         };
-        self.shards.iter().flat_map(|shard| shard.lock().iter().map(note).collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().iter().map(note).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Takes in what another client has written down.

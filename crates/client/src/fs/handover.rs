@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
 
 use kestrel_blockstore::ReadAhead;
 use kestrel_types::error::{FsError, FsResult};
@@ -20,18 +22,29 @@ use crate::file::OpenFile;
 use crate::handover::{ClientState, DirNote, HandleNote};
 
 impl Fs {
-    /// Stores everything that is written. Nothing must be written meanwhile.
+    /// Stores everything that is written by now.
     ///
     /// # Errors
-    /// The first file that could not be stored. All that could be stored is, and the rest is kept.
-    pub fn store_all(self: &Arc<Self>) -> FsResult<()> {
+    /// The first file that could not be stored; `ETIMEDOUT` if that takes longer than `limit`. What
+    /// is not stored is kept.
+    pub fn store_all(self: &Arc<Self>, limit: Duration) -> FsResult<()> {
+        let end = Instant::now() + limit;
         let (send, flushed) = std::sync::mpsc::channel();
         for file in self.files.all() {
             let send = send.clone();
             self.flush_file(&file, Box::new(move |result| drop(send.send(result))));
         }
         drop(send);
-        flushed.iter().fold(Ok(()), Result::and)
+        let mut result = Ok(());
+        loop {
+            match flushed.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(stored) => result = result.and(stored),
+                Err(RecvTimeoutError::Disconnected) => return result,
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(FsError::new(libc::ETIMEDOUT, "the block store does not keep up"));
+                }
+            }
+        }
     }
 
     /// What this client knows, when it has done its last request ([`Fs::leave`]).
@@ -43,6 +56,7 @@ impl Fs {
             inodes: self.known.notes(),
             locks,
             lost,
+            figures: self.node().map(|node| node.figures()),
             session: self.metadata.session_note(),
         }
     }
@@ -113,7 +127,8 @@ impl Fs {
             })?;
             inodes.insert(ino, inode);
         }
-        let handles = notes.iter().filter_map(|note| Some(self.handle_of(note, inodes.get(&note.ino)?)));
+        let handles =
+            notes.iter().filter_map(|note| Some(self.handle_of(note, inodes.get(&note.ino)?)));
         let handles = handles.collect();
         if let Some(node) = self.node() {
             node.end_grace()?;
@@ -125,7 +140,8 @@ impl Fs {
     fn reopen(self: &Arc<Self>, ino: InodeId, count: u32) -> FsResult<Inode> {
         let inode = self.known.reference(ino);
         let Some(node) = self.node() else {
-            return wait(|done| self.ask(Caller::ROOT, Op::GetAttr(inode), done)).and_then(into_inode);
+            return wait(|done| self.ask(Caller::ROOT, Op::GetAttr(inode), done))
+                .and_then(into_inode);
         };
         let claimed = wait(|done| {
             let done = Box::new(move |reply| done(plain(reply)));

@@ -237,9 +237,7 @@ impl Metadata for RemoteMetadata {
             client: HexBytes::new(&session.client.0),
             incarnation: session.incarnation,
             calls: session.calls,
-            opens: opens
-                .map(|(ino, open)| (ino, open.count, open.write, open.linkable))
-                .collect(),
+            opens: opens.map(|(ino, open)| (ino, open.count, open.write, open.linkable)).collect(),
         })
     }
 

@@ -115,6 +115,8 @@ pub(super) struct FirstConnection {
     /// The other nodes are only to be asked something: one that is not there is told of, and not
     /// waited for.
     are_asked: bool,
+    /// It goes on with a session of another process.
+    is_resumed: bool,
     /// Nodes that nobody reached, and why: their connections are being made.
     absent: Mutex<Vec<(NodeId, String)>>,
 }
@@ -190,6 +192,7 @@ impl FirstConnection {
             offer,
             placement,
             are_asked: false,
+            is_resumed: session.is_some(),
             absent: Mutex::default(),
         })
     }
@@ -309,9 +312,12 @@ impl FirstConnection {
         &self.remote
     }
 
-    /// Lets go of it.
+    /// Lets go of it. A session of another process stays, for it or the next one.
     pub fn close(&self) {
-        self.remote.close();
+        match self.is_resumed {
+            true => drop(self.remote.leave(Duration::ZERO)),
+            false => self.remote.close(),
+        }
     }
 }
 

@@ -26,8 +26,8 @@ pub mod uring;
 mod worker_slots;
 
 pub use choice::TransportChoice;
-pub use intake::Intake;
 pub(crate) use intake::Gate;
+pub use intake::Intake;
 pub use worker_slots::block_in_place;
 
 /// A connection to the kernel, past INIT.

@@ -170,6 +170,22 @@ impl Locking {
         self.waits.lock().waits.remove(&unique);
     }
 
+    /// Requests that wait for a lock and have no answer.
+    pub fn waiting(&self) -> usize {
+        self.waits.lock().waits.len()
+    }
+
+    /// Whether the kernel hears of something at this moment.
+    pub fn is_mending(&self) -> bool {
+        !self.mending.lock().is_empty()
+    }
+
+    /// Ends all waits for locks.
+    pub fn cancel_all(&self, fs: &Fs) {
+        let waits: Vec<LockWait> = self.waits.lock().waits.values().cloned().collect();
+        waits.iter().for_each(|wait| fs.cancel_lock(wait));
+    }
+
     /// The caller of a request got a signal.
     pub fn interrupted(&self, fs: &Fs, unique: u64) {
         let mut waits = self.waits.lock();

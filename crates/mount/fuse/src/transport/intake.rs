@@ -175,8 +175,7 @@ impl Intake {
 
     /// Requests that were read and have no answer yet.
     pub fn unanswered(&self) -> usize {
-        let sum: i64 =
-            self.0.seats.iter().map(|seat| seat.unanswered.load(Ordering::SeqCst)).sum();
+        let sum: i64 = self.0.seats.iter().map(|seat| seat.unanswered.load(Ordering::SeqCst)).sum();
         usize::try_from(sum).unwrap_or(0)
     }
 

@@ -79,10 +79,8 @@ fn config(addresses: &[SocketAddr], deadline: Duration) -> RemoteConfig {
         who: "test".into(),
         deadline,
         token: None,
-    },
-    session: N
-        session: None,one,
-}
+        session: None,
+    }
 }
 
 const LONG: Duration = Duration::from_secs(60);
