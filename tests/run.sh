@@ -146,6 +146,7 @@ suites+=(
 nodes="env KESTREL_NODES=3"
 suites+=(
     "nodes 900 tests/cluster/nodes.sh"
+    "nodes-supervised 300 $nodes UPGRADES=${UPGRADES:-$(size 3 20)} tests/upgrade/upgrade.sh"
     "nodes-change 900 tests/cluster/nodes-change.sh"
     "nodes-subtree 300 $nodes tests/cluster/subtree.sh"
     "nodes-fence 600 tests/cluster/fence.sh"

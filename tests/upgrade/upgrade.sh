@@ -63,7 +63,11 @@ serving=$(status_of pid)
 refuses "no kestrel" "no kestrel that takes mounts over" upgrade --program /bin/true "$mnt"
 refuses "a file that is no program" "cannot take the mount over" \
     upgrade --program "$ROOT/README.md" "$mnt"
-[ "$(status_of pid)" = "$serving" ] && ok "the process before serves" || fail "another process serves"
+if [ "$(status_of pid)" = "$serving" ]; then
+    ok "the process before serves"
+else
+    fail "another process serves"
+fi
 cat >"$WORK/broken" <<'PROGRAM'
 #!/bin/sh
 [ "$1" = takes-over ] && echo '{"takes_over": [1]}' && exit 0
@@ -73,8 +77,11 @@ chmod +x "$WORK/broken"
 refuses "a program that fails" "has not taken the mount over.*goes on" \
     upgrade --program "$WORK/broken" "$mnt"
 serving=$(status_of pid)
-[ "$(readlink "/proc/$serving/exe" | sed 's/ (deleted)//')" = "$WORK/kestrel-$UPGRADES" ] &&
-    ok "the program before serves again" || fail "$(readlink "/proc/$serving/exe") serves"
+if [ "$(readlink "/proc/$serving/exe" | sed 's/ (deleted)//')" = "$WORK/kestrel-$UPGRADES" ]; then
+    ok "the program before serves again"
+else
+    fail "$(readlink "/proc/$serving/exe") serves"
+fi
 check "the program that runs the command" upgrade "$mnt"
 [ "$(readlink "/proc/$(status_of pid)/exe")" = "$(readlink -f "$KESTREL")" ] ||
     fail "another program serves"
@@ -88,7 +95,11 @@ echo "-- what ends a mount"
 supervisor=$(awk '/^PPid:/ { print $2 }' "/proc/$(status_of pid)/status")
 kill -TERM "$supervisor"
 while alive "$supervisor"; do sleep 0.01; done
-grep -qs " $mnt " /proc/self/mounts && fail "still mounted" || ok "SIGTERM of the supervisor"
+if grep -qs " $mnt " /proc/self/mounts; then
+    fail "still mounted after SIGTERM of the supervisor"
+else
+    ok "SIGTERM of the supervisor unmounts"
+fi
 check "fsck --data finds nothing" fsck_volume "$volume" --data
 
 mount_volume "$volume" "$mnt" --supervised=upgrade

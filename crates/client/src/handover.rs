@@ -10,6 +10,7 @@ use kestrel_types::hex::{from_hex, to_hex};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Name;
+use kestrel_types::placement::NodeId;
 use kestrel_types::wire::{ClientId, LockKind, LockMode};
 use serde::{Deserialize, Serialize};
 
@@ -53,10 +54,10 @@ pub struct ClientState {
     pub locks: Vec<LockNote>,
     /// Files with handles that lost their locks.
     pub lost: Vec<InodeId>,
-    /// Directories, files and bytes of a volume with its node in this process.
+    /// Files, directories and bytes of a volume with its node in this process.
     pub figures: Option<[i64; 3]>,
-    /// The session at the server, if there is one.
-    pub session: Option<SessionNote>,
+    /// The sessions at the nodes that serve the volume.
+    pub sessions: Vec<SessionNote>,
 }
 
 /// An inode that the kernel refers to.
@@ -97,10 +98,12 @@ pub struct LockNote {
     pub handles: Vec<u64>,
 }
 
-/// The session with a server.
+/// The session with a node that serves the volume.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionNote {
+    /// The node; 0 in a volume of one node.
+    pub node: NodeId,
     /// The client's number.
     pub client: HexBytes,
     /// Connections so far.

@@ -87,9 +87,9 @@ pub trait Metadata: Send + Sync {
         None
     }
 
-    /// The session, when no call is under way, for a client that goes on with it.
-    fn session_note(&self) -> Option<SessionNote> {
-        None
+    /// The sessions, when no call is under way, for a client that goes on with them.
+    fn session_notes(&self) -> Vec<SessionNote> {
+        Vec::new()
     }
 
     /// Lets go of the metadata as [`Metadata::close`] does, but what is open stays open for a

@@ -135,27 +135,25 @@ impl RemoteVolume {
     /// If no server answers, none serves this volume, half of several nodes or more cannot be had,
     /// or the volume's store cannot be used from here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
-        Self::resume(url, how, resources, None)
+        Self::resume(url, how, resources, &[])
     }
 
-    /// The same, going on with the session that another process had with the one node of a volume,
+    /// The same, going on with the sessions that another process had with the nodes of the volume,
     /// and left ([`Fs::leave`]).
     ///
     /// # Errors
-    /// As for [`RemoteVolume::open`], and if the session has ended.
+    /// As for [`RemoteVolume::open`], and if a session has ended.
     pub fn resume(
         url: &str,
         how: &Introduction,
         resources: &Resources,
-        session: Option<&SessionNote>,
+        sessions: &[SessionNote],
     ) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
         let reclaimable = Arc::new(Reclaimable::new(server.clone()));
-        if let Some(session) = session {
-            reclaimable.opens.take(0, &session.opens);
-        }
-        let first = FirstConnection::connect(&url, how, &reclaimable, session)?;
+        sessions.iter().for_each(|note| reclaimable.opens.take(note.node, &note.opens));
+        let first = FirstConnection::connect(&url, how, &reclaimable, sessions)?;
         let opened = first.offer.descriptor(&server).and_then(|descriptor| {
             let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
             Ok((descriptor, Arc::new(storage)))

@@ -15,8 +15,8 @@
 //! is killed, the mount goes on as one without a supervisor.
 //!
 //! **What fails.** A child that ends without having left anything takes the mount with it, as that
-//! of any mount does. If the program that is to take over fails, the one that served before does it:
-//! [`ATTEMPTS`] times, at growing intervals.
+//! of any mount does. If the program that is to take over fails, the one that served before does
+//! it: [`ATTEMPTS`] times, at growing intervals.
 
 mod served;
 mod socket;
@@ -253,11 +253,11 @@ impl Supervisor<'_> {
         // A signal of the terminal comes here, and is passed on.
         command.stdin(Stdio::null()).process_group(0);
         if self.generation > 0 || self.state.is_some() {
-            // Whoever waited for the first one is gone.
+            // No process waits for a word any more.
             command.stdout(Stdio::null());
         }
-        // SAFETY: fcntl and the calls for signals are async-signal-safe; `none` is filled in before it
-        // is used.
+        // SAFETY: fcntl and the calls for signals are async-signal-safe; `none` is filled in before
+        // it is used.
         unsafe {
             command.pre_exec(move || {
                 let mut none: libc::sigset_t = std::mem::zeroed();

@@ -242,9 +242,10 @@ pub enum SupervisedArg {
 }
 
 /// Why no mount outlives that its process is killed.
-const NO_CRASH: &str = "mount: --supervised: no mount outlives the crash of its process yet: what programs have written \
-                        and the process has not stored would be lost; --supervised=upgrade keeps \
-                        the mount while `kestrel upgrade` replaces its process";
+const NO_CRASH: &str = "mount: --supervised: no mount outlives a crash of its process yet: what \
+                        programs have written and it has not stored would be lost; \
+                        --supervised=upgrade keeps the mount while `kestrel upgrade` replaces its \
+                        process";
 
 /// The supervisor of this process, if it has one.
 static SUPERVISED: OnceLock<Option<Arc<Supervised>>> = OnceLock::new();
@@ -746,18 +747,12 @@ fn serve_elsewhere(
         deadline: args.deadline,
         read_only: plan.options.read_only,
     };
-    let session = supervised()
-        .and_then(|supervised| supervised.with_note(|note| note.client.session.clone()))
-        .flatten();
+    let sessions = supervised()
+        .and_then(|supervised| supervised.with_note(|note| note.client.sessions.clone()))
+        .unwrap_or_default();
     let (url, resources) = (url.to_string(), resources(args, memory));
-    let volume = RemoteVolume::resume(&url, &introduction, &resources, session.as_ref())
+    let volume = RemoteVolume::resume(&url, &introduction, &resources, &sessions)
         .map_err(|why| fail(&why))?;
-    if args.supervised.is_some() && volume.metadata.placement().is_some() {
-        let _ = volume.fs.shutdown();
-        return Err(fail(
-            &"--supervised: a volume that several nodes serve cannot be handed over yet",
-        ));
-    }
     attend_remote(args, plan, memory, &dir, volume, begun)
 }
 

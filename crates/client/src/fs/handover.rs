@@ -57,7 +57,7 @@ impl Fs {
             locks,
             lost,
             figures: self.node().map(|node| node.figures()),
-            session: self.metadata.session_note(),
+            sessions: self.metadata.session_notes(),
         }
     }
 

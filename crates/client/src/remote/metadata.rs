@@ -228,17 +228,21 @@ impl Metadata for RemoteMetadata {
         NodeStats { open_files, ..op_counters::sum(&self.shared.counters, 1) }
     }
 
-    fn session_note(&self) -> Option<SessionNote> {
+    fn session_notes(&self) -> Vec<SessionNote> {
+        let note = |link: &Arc<NodeLink>| {
+            let session = link.remote.session();
+            let opens = self.shared.reclaimable.opens.all_at(link.node).into_iter();
+            let opens = opens.map(|(ino, open)| (ino, open.count, open.write, open.linkable));
+            SessionNote {
+                node: link.node,
+                client: HexBytes::new(&session.client.0),
+                incarnation: session.incarnation,
+                calls: session.calls,
+                opens: opens.collect(),
+            }
+        };
         let nodes = self.shared.nodes.known();
-        let [link] = &*nodes.links else { return None };
-        let session = link.remote.session();
-        let opens = self.shared.reclaimable.opens.all_at(link.node).into_iter();
-        Some(SessionNote {
-            client: HexBytes::new(&session.client.0),
-            incarnation: session.incarnation,
-            calls: session.calls,
-            opens: opens.map(|(ino, open)| (ino, open.count, open.write, open.linkable)).collect(),
-        })
+        nodes.links.iter().filter(|link| !link.has_left()).map(note).collect()
     }
 
     fn leave(&self) -> FsResult<()> {

@@ -78,7 +78,7 @@ impl Supervised {
                 let state = start.fds.into_iter().next().ok_or("the supervisor sent no state")?;
                 let mut note = read_note(state)?;
                 // Numbers that an attempt which failed has used are not used again.
-                if let Some(session) = &mut note.client.session {
+                for session in &mut note.client.sessions {
                     session.calls += u64::from(generation) << 24;
                     session.incarnation += u64::from(generation) << 24;
                 }

@@ -113,7 +113,7 @@ pub struct NodeConfig {
     /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`],
     /// for them to claim what they had open. If not set, nothing is open at the start.
     pub serves: bool,
-    /// Directories, files and bytes of the volume ([`Node::figures`]), as the node had them that
+    /// Files, directories and bytes of the volume ([`Node::figures`]), as the node had them that
     /// left it a moment ago with files open; none: what was recorded, or the sums over all rows.
     pub figures: Option<[i64; 3]>,
     /// The threads that run callbacks that waited for the log.
