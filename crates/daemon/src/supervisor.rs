@@ -213,6 +213,7 @@ impl Supervisor<'_> {
                 self.kept = std::mem::take(&mut self.sent);
                 self.serves = true;
                 self.state = None;
+                self.failure.clear();
                 crate::background::let_go();
             }
             LEAVES => {
