@@ -139,7 +139,9 @@ def orphans(where, rng):
         assert os.fstat(fd).st_nlink == 0
         assert content(fd, 2_000_000) == bytes(fds[fd]), "another content"
     assert os.listdir(where) == [], "a name came back"
-    os.link(f"/proc/self/fd/{nameless}", os.path.join(where, "named"), follow_symlinks=True)
+    # With a descriptor beside it Python follows the link, by linkat(2).
+    beside = os.open("/", os.O_RDONLY)
+    os.link(f"/proc/self/fd/{nameless}", os.path.join(where, "named"), src_dir_fd=beside)
     with open(os.path.join(where, "named"), "rb") as file:
         assert file.read() == b"still to be named"
     return f"{rounds} writes"

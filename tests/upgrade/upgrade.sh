@@ -37,9 +37,7 @@ refuses "is not upgraded" "supervised=upgrade" upgrade "$mnt"
 umount_volume "$mnt"
 
 mount_volume "$volume" "$mnt" --supervised=upgrade
-if ! "$KESTREL" status "$mnt" --json | grep -q '"generation"'; then
-    fail "the mount has no supervisor" && summary
-fi
+check "the mount has a supervisor" prints '"generation": 0' "$KESTREL" status "$mnt" --json
 
 echo "-- $UPGRADES upgrades under load"
 mkdir "$mnt/load"

@@ -77,18 +77,19 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
         unmounts: !is_inherited,
     };
     mount.disarm();
+    if is_inherited {
+        // What the process before had read and did not answer. Before anything is read here: that
+        // would come again, too.
+        let resent = session.notifier.resend();
+        resent.map_err(|error| Error::new("the kernel does not send requests again", error))?;
+    }
     let served = session.serve(&channel, (rings, more), config, &core);
     if served.is_err() && session.unmounts {
         let _ = session.unmounter.force();
     }
     core.leave(1);
     served?;
-    if is_inherited {
-        // What the process before had read and did not answer.
-        let resent = session.notifier.resend();
-        resent.map_err(|error| Error::new("the kernel does not send requests again", error))?;
-        session.unmounts = true;
-    }
+    session.unmounts = true;
     Ok(session)
 }
 
