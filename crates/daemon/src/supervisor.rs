@@ -164,9 +164,12 @@ impl Supervisor<'_> {
         drop(there);
         let begun = Instant::now();
         if let Err(why) = self.greet(&here) {
+            // It has ended, as a rule, and its exit code says more.
             let _ = child.kill();
-            let _ = child.wait();
-            return Err(describe(why));
+            return match child.wait().map(|status| status.code()) {
+                Ok(Some(code)) => Ok(code),
+                _ => Err(describe(why)),
+            };
         }
         let mut open = true;
         loop {

@@ -69,6 +69,12 @@ pub trait ReplyChannel: Send + Sync + 'static {
     /// block on other requests. Failures concern only the kernel, which has then ended the request
     /// itself; they are counted.
     fn send(&self, slot: u64, parts: &[IoSlice<'_>]);
+
+    /// A request of this channel is set aside, or is about to be answered after that: see
+    /// [`Reply::set_aside`](crate::Reply::set_aside).
+    fn set_aside(&self, aside: bool) {
+        let _ = aside;
+    }
 }
 
 /// How a connection ended.

@@ -86,14 +86,13 @@ impl Handover {
         let Self { core, intake, .. } = self;
         let left = || end.saturating_duration_since(Instant::now());
         let is_mending = || core.locking.as_ref().is_some_and(|locking| locking.is_mending());
-        let waiting = || core.locking.as_ref().map_or(0, |locking| locking.waiting());
         loop {
             if !intake.close(left()) {
                 return Err("a request is being handled for too long; try again".into());
             }
             let paused = PausedMount { of: self, left: false };
             if !is_mending() {
-                if !intake.wait_for_answers(left(), waiting) {
+                if !intake.wait_for_answers(left()) {
                     return Err(format!(
                         "{} requests have no answer yet; try again when the server and the store \
                          answer",

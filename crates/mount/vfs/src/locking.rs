@@ -170,11 +170,6 @@ impl Locking {
         self.waits.lock().waits.remove(&unique);
     }
 
-    /// Requests that wait for a lock and have no answer.
-    pub fn waiting(&self) -> usize {
-        self.waits.lock().waits.len()
-    }
-
     /// Whether the kernel hears of something at this moment.
     pub fn is_mending(&self) -> bool {
         !self.mending.lock().is_empty()
@@ -221,7 +216,7 @@ impl Core {
         lock: fuse::Lock,
         wait: bool,
         (pid, unique): (u32, u64),
-        reply: Reply,
+        mut reply: Reply,
     ) {
         let Some(locking) = &self.locking else { return reply.error(libc::ENOSYS) };
         let range =
@@ -239,6 +234,9 @@ impl Core {
             && !locking.begin(unique, waiting)
         {
             return reply.error(libc::EINTR);
+        }
+        if wait {
+            reply.set_aside();
         }
         let pages = locking.clone();
         let heard = self.fs.clone();

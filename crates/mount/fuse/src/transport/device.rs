@@ -295,6 +295,14 @@ impl ReplyChannel for Channel {
             }
         }
     }
+
+    fn set_aside(&self, aside: bool) {
+        match &self.gate {
+            Some((gate, thread)) if aside => gate.answered(*thread),
+            Some((gate, thread)) => gate.owed(*thread),
+            None => {}
+        }
+    }
 }
 
 /// Opens a further descriptor of the connection `of`.

@@ -90,7 +90,7 @@ impl Gate {
     pub(crate) fn received(&self, thread: usize, is_answered: bool) {
         let seat = &self.seats[thread];
         if is_answered {
-            seat.unanswered.fetch_add(1, Ordering::SeqCst);
+            self.owed(thread);
         }
         seat.state.store(HANDLING, Ordering::SeqCst);
     }
@@ -121,7 +121,12 @@ impl Gate {
         self.silent.load(Ordering::SeqCst)
     }
 
-    /// A request that this thread has read was answered.
+    /// A request that this thread has read is owed an answer.
+    pub(crate) fn owed(&self, thread: usize) {
+        self.seats[thread].unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A request that this thread has read was answered, or is set aside.
     #[inline]
     pub(crate) fn answered(&self, thread: usize) {
         self.seats[thread].unanswered.fetch_sub(1, Ordering::SeqCst);
@@ -173,17 +178,18 @@ impl Intake {
         self.0.changed.notify_all();
     }
 
-    /// Requests that were read and have no answer yet.
+    /// Requests that were read, have no answer yet and are not set aside
+    /// ([`Reply::set_aside`](crate::Reply::set_aside)).
     pub fn unanswered(&self) -> usize {
         let sum: i64 = self.0.seats.iter().map(|seat| seat.unanswered.load(Ordering::SeqCst)).sum();
         usize::try_from(sum).unwrap_or(0)
     }
 
-    /// Waits until at most `left()` requests have no answer; false if that takes longer than
+    /// Waits until no request is [unanswered](Intake::unanswered); false if that takes longer than
     /// `limit`.
-    pub fn wait_for_answers(&self, limit: Duration, left: impl Fn() -> usize) -> bool {
+    pub fn wait_for_answers(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        while self.unanswered() > left() {
+        while self.unanswered() > 0 {
             if Instant::now() >= end {
                 return false;
             }
@@ -213,8 +219,7 @@ mod tests {
         gate.leave(0);
         assert!(intake.close(Duration::from_secs(5)));
         assert_eq!(intake.unanswered(), 1);
-        assert!(!intake.wait_for_answers(Duration::from_millis(1), || 0));
-        assert!(intake.wait_for_answers(Duration::ZERO, || 1));
+        assert!(!intake.wait_for_answers(Duration::from_millis(1)));
         let other = gate.clone();
         let thread = std::thread::spawn(move || {
             other.begin(1);
@@ -228,7 +233,7 @@ mod tests {
         intake.open();
         thread.join().expect("it goes on");
         gate.answered(0);
-        assert_eq!(intake.unanswered(), 0);
+        assert!(intake.wait_for_answers(Duration::ZERO));
         assert!(!gate.is_silent());
         intake.silence();
         assert!(gate.is_silent());

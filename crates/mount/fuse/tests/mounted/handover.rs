@@ -31,6 +31,8 @@ impl FileSystem for Names {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         match request.op {
             Operation::Lookup { name } if name == "later" && !self.prompt => {
+                let mut reply = reply;
+                reply.set_aside();
                 self.kept.lock().unwrap().push(reply);
             }
             Operation::Lookup { .. } => {
@@ -92,7 +94,7 @@ fn sessions_in_a_row() {
     let over = AtomicBool::new(false);
     let mut past = Vec::new();
     std::thread::scope(|scope| {
-        let _stop = StopOnDrop(&stop);
+        let _stop = StopOnDrop::new(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -111,8 +113,7 @@ fn sessions_in_a_row() {
             wait_for("calls", || calls.load(Ordering::Relaxed) > before + 100);
             let intake = session.intake().unwrap();
             assert!(intake.close(LIMIT));
-            let left = usize::from(round == 1);
-            assert!(intake.wait_for_answers(LIMIT, || left) && intake.unanswered() == left);
+            assert!(intake.wait_for_answers(LIMIT), "round {round}");
             intake.silence();
             // Unmounting is not for a session that has been left.
             let mount = Mount::inherit(dir.path(), inherited(&session)).unwrap();
