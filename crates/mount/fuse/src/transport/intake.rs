@@ -1,9 +1,9 @@
 //! The intake of a session's requests: closed to hand the connection over to another process.
 //!
 //! A thread that waits for a request sits in `read(2)`, and a signal brings it out: the kernel
-//! gives a request to a reader whole or not at all, so none is lost. Before each read a thread looks
-//! whether the intake is closed, having said that it is about to read; so the thread that closes
-//! sees it, or it sees that the intake is closed.
+//! gives a request to a reader whole or not at all, so none is lost. Before each read a thread
+//! looks whether the intake is closed, having said that it is about to read; so the thread that
+//! closes sees it, or it sees that the intake is closed.
 //!
 //! What was read is either answered, by whatever thread, or another process gets it again
 //! ([`Notifier::resend`](crate::Notifier::resend)). So that no request is answered twice, a silent

@@ -132,8 +132,7 @@ fn sessions_in_a_row() {
     wait_for("the end of all", || past.iter().all(Session::is_over));
 }
 
-/// A connection whose intake closed and opened goes on, and closes only when its handlers have
-/// returned.
+/// A call waits while the intake is closed, and is answered when it opens again.
 #[test]
 fn intake_that_opens_again() {
     if !can_mount() || crate::TRANSPORT != TransportChoice::Device || !can_resend() {
