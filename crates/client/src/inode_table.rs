@@ -316,10 +316,11 @@ impl InodeTable {
                 dropping: (known.dropping, known.dropped),
             }
         };
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.lock().iter().map(note).collect::<Vec<_>>())
-            .collect()
+        let of = |shard: &Mutex<FxHashMap<InodeId, Box<InodeState>>>| {
+            let shard = shard.lock();
+            shard.iter().map(|(ino, known)| note(*ino, known)).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(of).collect()
     }
 
     /// Takes in what another client has written down.

@@ -89,7 +89,7 @@ fn sessions_in_a_row() {
     let dir = TempDir::new();
     let fs = Arc::new(Names::default());
     let mount = Mount::new(dir.path(), &MountOptions::default()).unwrap();
-    let mut session = Session::start(mount, fs.clone(), &handing_over()).unwrap();
+    let mut session = Some(Session::start(mount, fs.clone(), &handing_over()).unwrap());
     let (stop, calls) = (AtomicBool::new(false), AtomicU32::new(0));
     let over = AtomicBool::new(false);
     let mut past = Vec::new();
@@ -108,23 +108,26 @@ fn sessions_in_a_row() {
             over.store(true, Ordering::Relaxed);
         });
         wait_for("a kept request", || !fs.kept.lock().unwrap().is_empty());
+        let mut serving = session.take().unwrap();
         for round in 1..=8 {
             let before = calls.load(Ordering::Relaxed);
             wait_for("calls", || calls.load(Ordering::Relaxed) > before + 100);
-            let intake = session.intake().unwrap();
+            let intake = serving.intake().unwrap();
             assert!(intake.close(LIMIT));
             assert!(intake.wait_for_answers(LIMIT), "round {round}");
             intake.silence();
             // Unmounting is not for a session that has been left.
-            let mount = Mount::inherit(dir.path(), inherited(&session)).unwrap();
-            past.push(session);
+            let mount = Mount::inherit(dir.path(), inherited(&serving)).unwrap();
+            past.push(serving);
             let next = Names { prompt: true, ..Names::default() };
-            session = Session::start(mount, next, &handing_over()).unwrap();
+            serving = Session::start(mount, next, &handing_over()).unwrap();
         }
+        session = Some(serving);
         wait_for("the answer that was owed", || over.load(Ordering::Relaxed));
     });
     // Too late: it was answered by the next session.
     fs.kept.lock().unwrap().drain(..).for_each(|reply| reply.error(libc::EIO));
+    let session = session.unwrap();
     let unmounter = session.unmounter();
     wait_for("unmount", || unmounter.unmount().is_ok());
     session.join().unwrap();
