@@ -31,15 +31,25 @@ MOUNTS = {"default": (), "plain": PLAIN, "supervised": ("--supervised=upgrade",)
 DATA = b"x" * 1024
 
 
-def once(where, files):
-    """Seconds a call, by what is done."""
+def processor_seconds(pid):
+    """Processor time that a process has used; none of the local file system."""
+    if pid is None:
+        return 0.0
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def once(where, files, pid):
+    """Seconds a call by the clock, and of the mount's processor time, by what is done."""
     took = {}
 
     def timed(what, act):
-        begun = time.perf_counter()
+        used, begun = processor_seconds(pid), time.perf_counter()
         for number in range(files):
             act(f"{where}/f{number}")
-        took[what] = (time.perf_counter() - begun) / files
+        seconds = (time.perf_counter() - begun, processor_seconds(pid) - used)
+        took[what] = [one / files for one in seconds]
 
     def create(path):
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -63,17 +73,23 @@ def once(where, files):
     return took
 
 
-def costs(places, files, rounds):
+def costs(places, pids, files, rounds):
+    """Microseconds a call: the median by the clock, the mean of processor time, which is counted
+    in ticks."""
     found = {name: {} for name in places}
     for number in range(rounds):
         names = list(places)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            for what, seconds in once(f"{places[name]}/r{number}", files).items():
-                found[name].setdefault(what, []).append(seconds * 1e6)
-    return {
-        name: {what: round(statistics.median(all), 2) for what, all in by.items()}
-        for name, by in found.items()
-    }
+            for what, seconds in once(f"{places[name]}/r{number}", files, pids[name]).items():
+                found[name].setdefault(what, []).append([one * 1e6 for one in seconds])
+
+    def table(of, at):
+        return {
+            name: {what: round(of(one[at] for one in all), 2) for what, all in by.items()}
+            for name, by in found.items()
+        }
+
+    return table(statistics.median, 0), table(statistics.mean, 1)
 
 
 def pauses(mount, copies):
@@ -127,7 +143,10 @@ def main():
             run(KESTREL, "mount", volume, mount, *options)
             mounted.append(mount)
             places[name] = mount
-        found = costs(places, arguments.files, arguments.rounds)
+        pids = {name: None for name in places}
+        for name in MOUNTS:
+            pids[name] = json.loads(run(KESTREL, "status", places[name], "--json"))["pid"]
+        found, used = costs(places, pids, arguments.files, arguments.rounds)
         copies = []
         for number in range(arguments.upgrades):
             copies.append(f"{scratch}/kestrel-{number}")
@@ -137,6 +156,7 @@ def main():
             "files": arguments.files,
             "rounds": arguments.rounds,
             "microseconds_a_call": found,
+            "processor_microseconds_a_call": used,
             "supervised_to_plain": {
                 what: round(found["supervised"][what] / found["plain"][what], 3)
                 for what in found["plain"]
@@ -147,6 +167,9 @@ def main():
             json.dump(result, out, indent=1)
         for what in found["plain"]:
             print(f"{what:18}", *(f"{name} {found[name][what]:8.1f} us" for name in found))
+        for what in found["plain"]:
+            mine = (f"{name} {used[name][what]:8.1f} us" for name in MOUNTS)
+            print(f"{what:18}", *mine, "of processor time")
         print("longest call at an upgrade:", ", ".join(f"{wait} ms" for wait in waits))
     finally:
         for mount in mounted:
