@@ -3,10 +3,9 @@
 
 .PHONY: help demo demo-s3 demo-cluster demo-ha demo-workflow build wheel c-library hadoop deb \
 	install install-c uninstall docs test test-all test-build sim proptest test-rust test-mount \
-	bench bench-s3 bench-cluster \
-	bench-balance bench-shortcut bench-passthrough bench-listing bench-versions bench-sql \
-	bench-jobs bench-access bench-hadoop bench-compression bench-compact bench-datasets \
-	bench-gateway lint fmt audit clean
+	bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-supervised \
+	bench-listing bench-versions bench-sql bench-jobs bench-access bench-hadoop \
+	bench-compression bench-compact bench-datasets bench-gateway lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -31,6 +30,7 @@ help:
 	@echo "make bench-cluster one server, several nodes: loopback echo, native client, mount: target/bench/cluster.json, cluster.svg"
 	@echo "make bench-shortcut requests, memory and latency of walks, both transports: target/bench/shortcut.json, shortcut.svg"
 	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
+	@echo "make bench-supervised a supervised mount, and its upgrades: target/bench/supervised.json"
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-versions snapshots (VERSIONS=--full: 1 M files): target/bench/versions.json, .svg"
 	@echo "make bench-sql SQL over a version of 1 M files: target/bench/sql.json, sql.svg"
@@ -190,6 +190,9 @@ bench-cluster: build
 
 bench-passthrough: build
 	bench/passthrough.py
+
+bench-supervised: build
+	bench/supervised.py
 
 bench-listing: build
 	bench/listing.py

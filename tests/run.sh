@@ -79,6 +79,7 @@ suites=(
     "corrupt 600 tests/crash/corrupt.sh"
     "salvage 1800 tests/crash/salvage.sh"
     "leftovers 300 tests/crash/leftovers.sh"
+    "supervised 300 env UPGRADES=${UPGRADES:-$(size 4 40)} tests/upgrade/upgrade.sh"
     "memory 600 tests/crash/memory.sh"
 )
 # The same on a volume in an object store, and what only concerns one.
@@ -125,6 +126,7 @@ suites+=(
     "serve-pjdfstest 300 $serve tests/posix/pjdfstest.sh"
     "serve-fsx 600 $serve FSX_OPS=${SERVE_FSX_OPS:-1000} tests/posix/fsx.sh"
     "serve-compare 600 $serve COMPARE_OPS=${SERVE_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
+    "serve-supervised 300 $serve UPGRADES=${UPGRADES:-$(size 4 40)} tests/upgrade/upgrade.sh"
     "serve-kill 900 env CYCLES=${SERVE_CYCLES:-4} tests/cluster/kill.sh"
     "serve-two 600 tests/cluster/two.sh"
     "serve-shared 300 env KESTREL_NODES=1 tests/cluster/shared.sh"
@@ -144,6 +146,7 @@ suites+=(
 nodes="env KESTREL_NODES=3"
 suites+=(
     "nodes 900 tests/cluster/nodes.sh"
+    "nodes-supervised 300 $nodes UPGRADES=${UPGRADES:-$(size 3 20)} tests/upgrade/upgrade.sh"
     "nodes-change 900 tests/cluster/nodes-change.sh"
     "nodes-subtree 300 $nodes tests/cluster/subtree.sh"
     "nodes-fence 600 tests/cluster/fence.sh"

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "D3": "tests/crash/power.sh",
     "D4": "tests/crash/full-disk.sh",
     "D5": "tests/crash/corrupt.sh",
+    "D6": "tests/upgrade/upgrade.sh",
     **{f"S{number}": "tests/posix/snapshots.sh" for number in range(1, 10)},
     "S10": "tests/cluster/snapshots.sh",
     "S11": "tests/posix/snapshot_verbs.sh",

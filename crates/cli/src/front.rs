@@ -14,7 +14,10 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     (
         "Volume",
         "Create a volume, mount it, look after it, back it up.",
-        &["format", "mount", "umount", "status", "config", "fsck", "gc", "dump", "backup", "load"],
+        &[
+            "format", "mount", "umount", "upgrade", "status", "config", "fsck", "gc", "dump",
+            "backup", "load",
+        ],
     ),
     (
         "Data set",

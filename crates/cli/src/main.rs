@@ -54,11 +54,12 @@ use clap::{FromArgMatches, Parser, Subcommand};
 use log::LevelFilter;
 
 use kestrel_daemon::failure::{ExitStatus, Failure};
+use kestrel_daemon::supervisor::taken_over;
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, clone, cluster, compact, config, csi, du, dump, format, fsck, gateway, gc, info, job,
     key, load, ls, mount, null_fs, objbench, policy, publish, quota, rm, serve, share_files,
-    snapshot, sql, stats, status, tier, token, trash, umount, version, warmup, watch,
+    snapshot, sql, stats, status, tier, token, trash, umount, upgrade, version, warmup, watch,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -91,6 +92,7 @@ enum Verb {
     Format(format::FormatArgs),
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
+    Upgrade(upgrade::UpgradeArgs),
     Serve(serve::ServeArgs),
     Gateway(Box<gateway::s3::S3GatewayArgs>),
     Webdav(Box<gateway::webdav::WebdavArgs>),
@@ -129,6 +131,9 @@ enum Verb {
     NullFs(null_fs::NullFsArgs),
     #[command(hide = true)]
     ShareFiles(share_files::ShareFilesArgs),
+    /// What this program can take over from another one.
+    #[command(hide = true)]
+    TakesOver,
     /// List the points where KESTREL_CRASH_AT=NAME:COUNT kills the process.
     #[command(hide = true)]
     CrashPoints,
@@ -150,6 +155,7 @@ fn run(verb: &Verb, token_file: Option<&Path>) -> Result<ExitStatus, Failure> {
         Verb::Format(args) => format::run(args),
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
+        Verb::Upgrade(args) => upgrade::run(args),
         Verb::Serve(args) => serve::run(args),
         Verb::Gateway(args) => gateway::s3::run(args),
         Verb::Webdav(args) => gateway::webdav::run(args),
@@ -186,6 +192,10 @@ fn run(verb: &Verb, token_file: Option<&Path>) -> Result<ExitStatus, Failure> {
         Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),
         Verb::ShareFiles(args) => share_files::run(args),
+        Verb::TakesOver => {
+            println!("{}", taken_over());
+            Ok(ExitStatus::Good)
+        }
         Verb::CrashPoints => {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
             Ok(ExitStatus::Good)

@@ -59,6 +59,7 @@ pub mod tier;
 pub mod token;
 pub mod trash;
 pub mod umount;
+pub mod upgrade;
 pub mod version;
 pub mod warmup;
 pub mod watch;

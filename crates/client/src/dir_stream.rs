@@ -26,10 +26,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
+use kestrel_types::error::FsResult;
 use kestrel_types::name::Name;
 use kestrel_types::request::DirEntry;
 
 pub use self::kept::KeptPositions;
+use crate::handover::{BatchNote, HexBytes, StreamNote};
 
 /// Entries asked for at once; an index must fit the cookie's low 16 bits.
 /// Its unit tests list directories of a few thousand names, which must come in several batches.
@@ -151,6 +153,65 @@ pub struct DirStream {
 }
 
 impl DirStream {
+    /// The listing, written down: its cookies stay valid. Entries are listed again.
+    pub fn note(&self) -> StreamNote {
+        let hex = |name: &Option<Name>| name.as_ref().map(|name| HexBytes::new(name.as_bytes()));
+        let link = |link: &Option<Link>| link.map(|link| (link.pass, link.number));
+        let batch = |(number, batch): (&u64, &Batch)| BatchNote {
+            number: *number,
+            after: hex(&batch.after),
+            last: hex(&batch.last),
+            hashes: batch.hashes.to_vec(),
+            end: batch.end,
+            next: link(&batch.next),
+        };
+        StreamNote {
+            batches: self.batches.iter().map(batch).collect(),
+            next: self.numbers.load(Ordering::Relaxed),
+            dropped: self.dropped,
+            pass: self.pass,
+            first: link(&self.first),
+            listed: (self.listed, self.longest),
+            ended: self.ended,
+            resumed: self.resumed,
+            stays: self.stays,
+        }
+    }
+
+    /// Goes on with a listing that was written down.
+    ///
+    /// # Errors
+    /// `EINVAL` if a name is none.
+    pub fn of_note(note: &StreamNote) -> FsResult<Self> {
+        let name = |hex: &Option<HexBytes>| hex.as_ref().map(HexBytes::name).transpose();
+        let link = |link: Option<(u64, u64)>| link.map(|(pass, number)| Link { pass, number });
+        let batch = |batch: &BatchNote| {
+            let made = Batch {
+                after: name(&batch.after)?,
+                last: name(&batch.last)?,
+                hashes: batch.hashes.as_slice().into(),
+                end: batch.end,
+                next: link(batch.next),
+            };
+            Ok((batch.number, made))
+        };
+        let batches = note.batches.iter().map(batch).collect::<FsResult<BTreeMap<_, _>>>()?;
+        Ok(Self {
+            retained: batches.values().map(|batch| batch.hashes.len()).sum(),
+            batches,
+            numbers: Arc::new(AtomicU64::new(note.next)),
+            dropped: note.dropped,
+            pass: note.pass,
+            first: link(note.first),
+            listed: note.listed.0,
+            longest: note.listed.1,
+            ended: note.ended,
+            resumed: note.resumed,
+            stays: note.stays,
+            ..Self::default()
+        })
+    }
+
     /// The directory does not change, so a cookie of another handle is found by listing up to it.
     pub fn stays_as_it_is(&mut self) {
         self.stays = true;

@@ -6,6 +6,7 @@
 //! | `namespace` | names: look up, create, remove, rename, link, open |
 //! | `by_path` | questions by path, of programs that keep no inode numbers |
 //! | `by_number` | inodes by number alone, as file handles of the kernel name them |
+//! | `handover` | handing a mount over to another process, and taking it over |
 //! | `handles` | what an open of a file or directory holds |
 //! | `attributes` | attributes and permissions |
 //! | `access_times` | which reads change access times, and telling the node of them |
@@ -53,6 +54,7 @@ mod feeds;
 mod flush;
 mod flush_next;
 mod handles;
+mod handover;
 mod listing;
 mod locks;
 mod namespace;

@@ -20,10 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::lock_ranges::LockRanges;
+use kestrel_types::lock_ranges::{HeldRange, LockRanges};
 use kestrel_types::wire::{LockKind, LockMode, LockSpan};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+
+use crate::handover::LockNote;
 
 /// What one owner has of one file.
 #[derive(Debug, Default)]
@@ -237,6 +239,42 @@ impl HeldLocks {
         }
     }
 
+    /// All of it, written down, and the files of which locks were lost. No request is under way.
+    pub fn notes(&self) -> (Vec<LockNote>, Vec<InodeId>) {
+        let state = self.state.lock();
+        let mut notes = Vec::new();
+        for (ino, owners) in &state.files {
+            for ((kind, owner), held) in owners {
+                let range = |(start, held): (u64, HeldRange)| {
+                    (start, held.end, held.mode == LockMode::Write, held.pid)
+                };
+                notes.push(LockNote {
+                    ino: *ino,
+                    flock: *kind == LockKind::Flock,
+                    owner: *owner,
+                    ranges: held.ranges.iter().map(range).collect(),
+                    uncertain: held.uncertain || held.under_way > 0,
+                    handles: held.handles.clone(),
+                });
+            }
+        }
+        (notes, state.lost.keys().copied().collect())
+    }
+
+    /// Takes in what another client has written down.
+    pub fn take_notes(&self, notes: &[LockNote], lost: &[InodeId]) {
+        let mut state = self.state.lock();
+        for note in notes {
+            let owners = state.files.entry(note.ino).or_default();
+            let held = owners.entry((note.kind(), note.owner)).or_default();
+            (held.uncertain, held.handles) = (note.uncertain, note.handles.clone());
+            for (start, end, exclusive, pid) in &note.ranges {
+                held.ranges.set(*start, *end, LockNote::mode(*exclusive), *pid, |_| {});
+            }
+        }
+        lost.iter().for_each(|ino| self.note_loss(&mut state, *ino));
+    }
+
     fn with(&self, ino: InodeId, kind: LockKind, owner: u64, act: impl FnOnce(&mut Held)) {
         let mut state = self.state.lock();
         let Some(owners) = state.files.get_mut(&ino) else { return };
@@ -326,6 +364,25 @@ mod tests {
         assert!(table.lost_since(7, before) && table.all(&|_| true).is_empty());
         assert!(table.may_hold(7, 1, LockKind::Posix), "the server may still have it");
         assert!(table.lost_all(&|_| true).is_empty() && !table.may_hold(7, 1, LockKind::Posix));
+    }
+
+    /// A client that takes a mount over holds the locks that the one before held.
+    #[test]
+    fn locks_in_notes() {
+        let table = HeldLocks::default();
+        take(&table, &span(1, LockMode::Write, 0, 99), 4);
+        take(&table, &span(1, LockMode::Read, 10, 19), 5);
+        let (notes, lost) = table.notes();
+        let again = HeldLocks::default();
+        again.take_notes(&notes, &lost);
+        assert_eq!(again.notes().0[0].ranges, notes[0].ranges);
+        assert_eq!(again.all(&|_| true).len(), 3);
+        assert_eq!(again.handle_gone(7, 4), []);
+        assert_eq!(again.handle_gone(7, 5), [(LockKind::Posix, 1)]);
+        table.lost_all(&|_| true);
+        let (notes, lost) = table.notes();
+        again.take_notes(&notes, &lost);
+        assert!(again.lost_since(7, 0) && !again.lost_since(7, again.losses()));
     }
 
     #[test]

@@ -13,9 +13,12 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use kestrel_types::clock::Nanos;
+use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
+
+use crate::handover::{HexBytes, InodeNote};
 
 /// Shards, so that threads do not meet; a power of two.
 const SHARDS: usize = 64;
@@ -293,6 +296,58 @@ impl InodeTable {
         self.shards.iter().flat_map(some).take(count).collect()
     }
 
+    /// All of it, written down.
+    pub fn notes(&self) -> Vec<InodeNote> {
+        let note = |ino: InodeId, known: &InodeState| {
+            let (seen, removed) = match &known.place {
+                InodeLocation::Unknown => (None, None),
+                InodeLocation::Named(dir, name) => {
+                    (Some((*dir, HexBytes::new(name.as_bytes()))), None)
+                }
+                InodeLocation::Removed(inode) => (None, Some(HexBytes::of_inode(inode))),
+            };
+            InodeNote {
+                ino,
+                lookups: known.lookups,
+                kind: known.kind as u8,
+                seen,
+                removed,
+                cached: (known.cached_change, known.told_change),
+                dropping: (known.dropping, known.dropped),
+            }
+        };
+        let of = |shard: &Mutex<FxHashMap<InodeId, Box<InodeState>>>| {
+            let shard = shard.lock();
+            shard.iter().map(|(ino, known)| note(*ino, known)).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(of).collect()
+    }
+
+    /// Takes in what another client has written down.
+    ///
+    /// # Errors
+    /// `EINVAL` if it makes no sense.
+    pub fn take_notes(&self, notes: &[InodeNote]) -> FsResult<()> {
+        for note in notes {
+            let place = match (&note.seen, &note.removed) {
+                (_, Some(inode)) => InodeLocation::Removed(Box::new(inode.inode()?)),
+                (Some((dir, name)), None) => InodeLocation::Named(*dir, name.name()?),
+                (None, None) => InodeLocation::Unknown,
+            };
+            let state = InodeState {
+                lookups: note.lookups,
+                kind: note.kind()?,
+                place,
+                cached_change: note.cached.0,
+                told_change: note.cached.1,
+                dropping: note.dropping.0,
+                dropped: note.dropping.1,
+            };
+            self.shard(note.ino).lock().insert(note.ino, Box::new(state));
+        }
+        Ok(())
+    }
+
     /// Inodes in the table.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -354,6 +409,28 @@ mod tests {
         table.open_abandoned(20, false);
         assert!(!table.is_told_all(20, 8), "the kernel may not have heard the size");
         assert_eq!(table.opened_as(20, 8), PageCacheAction::Keep, "it had the pages before");
+    }
+
+    /// A client that takes a mount over knows each inode as the one before did.
+    #[test]
+    fn table_in_notes() {
+        let table = InodeTable::default();
+        let name = Name::new(b"a\xff").unwrap();
+        table.learned(20, Kind::File, Some((1, &name)));
+        table.learned(20, Kind::File, Some((1, &name)));
+        table.learned(21, Kind::Dir, None);
+        table.cached_as(20, 7);
+        table.opened_as(20, 8);
+        let again = InodeTable::default();
+        let json = serde_json::to_string(&table.notes()).unwrap();
+        again.take_notes(&serde_json::from_str::<Vec<_>>(&json).unwrap()).unwrap();
+        assert_eq!((again.len(), again.reference(20).seen), (2, Some((1, name))));
+        assert_eq!(again.opened_as(20, 8), PageCacheAction::Drop, "one has still to drop them");
+        again.forgot(20, 1);
+        again.forgot(20, 1);
+        assert_eq!(again.len(), 1);
+        let odd = InodeNote { kind: 99, ..InodeNote::default() };
+        assert_eq!(again.take_notes(&[odd]).unwrap_err().errno, libc::EINVAL);
     }
 
     #[test]

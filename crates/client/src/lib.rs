@@ -54,6 +54,7 @@
 //! | `inode_table`, `file` | inodes that the kernel refers to; a file that is open here |
 //! | `write_buffer`, `extent_cache` | bytes not yet stored; extent lists of chunked files |
 //! | `held_locks`, `accesses` | locks granted; reads that the node was not told of yet |
+//! | [`handover`] | what goes from one process to the next that serves a mount |
 //! | `caller`, `groups` | the process that calls; its supplementary groups |
 //! | `answering` | threads that bring answers of servers |
 //! | `url` | `kestrel://host[:port]…/NAME`: the URL of a volume that servers serve |
@@ -82,6 +83,7 @@ mod file;
 pub mod follow;
 pub mod fs;
 mod groups;
+pub mod handover;
 mod held_locks;
 mod inode_table;
 pub mod job;

@@ -22,6 +22,8 @@ use kestrel_types::op_counters::NodeStats;
 use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 
+use crate::handover::SessionNote;
+
 /// Takes requests to the node that keeps the metadata.
 pub trait Metadata: Send + Sync {
     /// Sends a request; `done` gets the reply, once, maybe before this returns. Does not wait for a
@@ -83,6 +85,20 @@ pub trait Metadata: Send + Sync {
     /// by itself.
     fn locks(&self) -> Option<&dyn LockServer> {
         None
+    }
+
+    /// The sessions, when no call is under way, for a client that goes on with them.
+    fn session_notes(&self) -> Vec<SessionNote> {
+        Vec::new()
+    }
+
+    /// Lets go of the metadata as [`Metadata::close`] does, but what is open stays open for a
+    /// client that goes on with it.
+    ///
+    /// # Errors
+    /// If what was acknowledged could not be made durable, or there are still calls without answer.
+    fn leave(&self) -> FsResult<()> {
+        self.close()
     }
 
     /// Requests answered, by kind, counted the same way wherever the node is.

@@ -84,6 +84,7 @@ use self::reclaimable::Reclaimable;
 use crate::descriptor::{Descriptor, Durability};
 use crate::error::VolumeError;
 use crate::fs::Fs;
+use crate::handover::SessionNote;
 use crate::storage::Storage;
 use crate::volume::Resources;
 use crate::volume::assembly::Assembly;
@@ -134,10 +135,25 @@ impl RemoteVolume {
     /// If no server answers, none serves this volume, half of several nodes or more cannot be had,
     /// or the volume's store cannot be used from here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
+        Self::resume(url, how, resources, &[])
+    }
+
+    /// The same, going on with the sessions that another process had with the nodes of the volume,
+    /// and left ([`Fs::leave`]).
+    ///
+    /// # Errors
+    /// As for [`RemoteVolume::open`], and if a session has ended.
+    pub fn resume(
+        url: &str,
+        how: &Introduction,
+        resources: &Resources,
+        sessions: &[SessionNote],
+    ) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
         let reclaimable = Arc::new(Reclaimable::new(server.clone()));
-        let first = FirstConnection::connect(&url, how, &reclaimable)?;
+        sessions.iter().for_each(|note| reclaimable.opens.take(note.node, &note.opens));
+        let first = FirstConnection::connect(&url, how, &reclaimable, sessions)?;
         let opened = first.offer.descriptor(&server).and_then(|descriptor| {
             let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
             Ok((descriptor, Arc::new(storage)))

@@ -222,7 +222,7 @@ impl Volume {
         resources: &Resources,
         read_only: bool,
     ) -> Result<MountedVolume, VolumeError> {
-        self.start(resources, read_only, false)
+        self.start(resources, read_only, (false, None))
     }
 
     /// The same for clients across a network: the node waits for those of before it was restarted,
@@ -231,7 +231,24 @@ impl Volume {
     /// # Errors
     /// As for [`Volume::serve`].
     pub fn serve_clients(self, resources: &Resources) -> Result<MountedVolume, VolumeError> {
-        self.start(resources, false, true)
+        self.start(resources, false, (true, None))
+    }
+
+    /// The same for a mount that another process can take over, or that this process takes over:
+    /// files without names stay until [`Fs::take_files`]. `figures` are those that the process
+    /// before has left ([`ClientState::figures`]).
+    ///
+    /// # Errors
+    /// As for [`Volume::serve`].
+    ///
+    /// [`ClientState::figures`]: crate::handover::ClientState::figures
+    pub fn serve_handed_over(
+        self,
+        resources: &Resources,
+        read_only: bool,
+        figures: Option<[i64; 3]>,
+    ) -> Result<MountedVolume, VolumeError> {
+        self.start(resources, read_only, (true, figures))
     }
 
     /// Starts the node of a cluster that this is, which reaches the others by way of `carrier`, and
@@ -270,10 +287,10 @@ impl Volume {
         self,
         resources: &Resources,
         read_only: bool,
-        serves: bool,
+        (serves, figures): (bool, Option<[i64; 3]>),
     ) -> Result<MountedVolume, VolumeError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let config = self.node_config(resources, serves);
+        let config = NodeConfig { figures, ..self.node_config(resources, serves) };
         let node = Node::open(self.engine.clone(), clock.clone(), config)
             .map_err(|error| VolumeError::engine_at(&self.dir, error))?;
         self.assemble(Arc::new(Embedded::new(node)), clock, resources, read_only)

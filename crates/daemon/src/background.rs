@@ -79,6 +79,11 @@ pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String
 /// Tells the waiting parent that this process serves, and lets go of its output.
 pub fn report_ready() {
     report(&json!({ "ready": true }));
+    let_go();
+}
+
+/// Lets go of this process's output, at the other end of which somebody may wait for its end.
+pub fn let_go() {
     if let Ok(nothing) = File::options().write(true).open("/dev/null") {
         // SAFETY: both descriptors are open; 1 is ours to replace.
         unsafe { libc::dup2(nothing.as_raw_fd(), 1) };

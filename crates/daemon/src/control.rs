@@ -64,6 +64,8 @@ impl Serving {
             Some("remounted") if self.volume.mount_point.is_some() => {
                 return remounted(&self.volume.fs, question);
             }
+            Some("supervision") => return Ok(self.facts.supervision()),
+            Some("upgrade") => return self.facts.hand_over(question, tell),
             Some("snapshot") => return self.of_snapshots(question, tell),
             _ => {}
         }

@@ -35,6 +35,7 @@
 //! | --- | --- |
 //! | [`serve`], [`curator`] | serving a volume, or a published version of one |
 //! | [`process`], [`background`], [`service_manager`] | the life of a process, from start to end |
+//! | [`supervisor`] | the process above those that serve a mount that outlives them |
 //! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
 //! | [`serving`], [`served_volume`], [`clients`] | what a process consists of |
 //! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
@@ -97,6 +98,7 @@ pub mod service_manager;
 pub mod serving;
 pub mod signals;
 pub mod snapshots;
+pub mod supervisor;
 pub mod tls;
 pub mod token_file;
 pub mod tokens;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::atime;
 use crate::memory::Memory;
+use crate::supervisor::Supervised;
 
 /// What is known when the mount serves.
 struct Facts {
@@ -27,6 +28,7 @@ struct Facts {
 pub struct MountStatus {
     mount: Arc<OnceLock<Facts>>,
     memory: Memory,
+    supervised: Arc<OnceLock<Arc<Supervised>>>,
 }
 
 /// Whether a mount is read-only now: it may have been remounted. `begun`: how it was begun, in case
@@ -48,7 +50,7 @@ pub fn remounted(fs: &Arc<Fs>, question: &Value) -> Result<Value, String> {
 impl MountStatus {
     /// Those of a process with this memory.
     pub fn new(memory: &Memory) -> Self {
-        Self { mount: Arc::default(), memory: memory.clone() }
+        Self { mount: Arc::default(), memory: memory.clone(), supervised: Arc::default() }
     }
 
     /// The mount serves.
@@ -62,6 +64,37 @@ impl MountStatus {
         };
         // A process mounts once.
         let _ = self.mount.set(facts);
+    }
+
+    /// The mount has a supervisor.
+    pub fn supervised_by(&self, supervised: &Arc<Supervised>) {
+        // Once, as the mount.
+        let _ = self.supervised.set(supervised.clone());
+    }
+
+    /// Answers `kestrel upgrade`: what is known of supervision, null without a supervisor.
+    pub fn supervision(&self) -> Value {
+        let Some(supervised) = self.supervised.get() else { return Value::Null };
+        let mut out = supervised.describe();
+        out["pid"] = std::process::id().into();
+        out["serves"] = self.mount.get().is_some().into();
+        out["version"] = env!("CARGO_PKG_VERSION").into();
+        out
+    }
+
+    /// Answers `kestrel upgrade`: see [`Supervised::hand_over`].
+    ///
+    /// # Errors
+    /// Why the mount is not handed over.
+    pub fn hand_over(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
+        match self.supervised.get() {
+            Some(supervised) => supervised.hand_over(question, tell),
+            None => Err("the mount has no supervisor: mount it with --supervised=upgrade".into()),
+        }
     }
 
     /// The figures, by the names of the metrics without `_total`.
@@ -127,6 +160,9 @@ impl MountStatus {
             (Some(why), _) => json!({ "on": false, "why": why }),
             (None, stats) => json!({ "on": true, "live": stats.map(|stats| stats.live) }),
         };
+        if let Some(supervised) = self.supervised.get() {
+            out["supervised"] = supervised.describe();
+        }
         out["transport"] = facts.transport.into();
         out["transport_why"] = facts.transport_why.as_str().into();
     }

@@ -72,6 +72,8 @@ impl ControlEndpoint for RemoteMount {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("alive") => self.alive(question),
             Some("remounted") => remounted(&self.fs, question),
+            Some("supervision") => Ok(self.facts.supervision()),
+            Some("upgrade") => self.facts.hand_over(question, tell),
             Some("status") => {
                 let mut out = self.status(question);
                 let mount = (&*self.mount_point, self.is_read_only(), self.begun);

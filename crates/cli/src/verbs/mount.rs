@@ -32,6 +32,7 @@ use kestrel_daemon::remote::RemoteMount;
 use kestrel_daemon::runtime;
 use kestrel_daemon::served_volume::ServedVolume;
 use kestrel_daemon::snapshots::keeper::{KeepingSnapshots, SnapshotKeeper};
+use kestrel_daemon::supervisor::{self, Settle, Supervised};
 use kestrel_daemon::units::{duration_arg, size_arg};
 use kestrel_daemon::version_mount::VersionMount;
 use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
@@ -76,6 +77,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol@monday /mnt/monday
   kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
   kestrel mount 's3://bucket/photos//imagenet@v3?region=eu-1' /mnt/imagenet
+  kestrel mount /data/vol /mnt/data --supervised=upgrade
 
 The command returns when the mount serves. The process that serves it stays in the background and
 writes to the log file that the command names. SIGTERM and SIGINT unmount cleanly; a second one cuts
@@ -157,6 +159,11 @@ pub struct MountArgs {
     /// (docs/cache.md)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PassthroughArg::Auto)]
     pub passthrough: PassthroughArg,
+    /// The mount outlives its process: `kestrel upgrade` replaces that while programs go on
+    /// (docs/operations/upgrade.md). Without shortcut, pass-through and io_uring
+    #[arg(long, value_enum, value_name = "upgrade|crash", num_args = 0..=1, require_equals = true,
+        default_missing_value = "crash")]
+    pub supervised: Option<SupervisedArg>,
     #[command(flatten)]
     pub log_dir: LogDirArgs,
     #[command(flatten)]
@@ -225,8 +232,32 @@ pub enum PassthroughArg {
     Off,
 }
 
+/// What a mount outlives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SupervisedArg {
+    /// That its process is replaced
+    Upgrade,
+    /// That, and that its process is killed
+    Crash,
+}
+
+/// Why no mount outlives that its process is killed.
+const NO_CRASH: &str = "mount: --supervised: no mount outlives a crash of its process yet: what \
+                        programs have written and it has not stored would be lost; \
+                        --supervised=upgrade keeps the mount while `kestrel upgrade` replaces its \
+                        process";
+
+/// The supervisor of this process, if it has one.
+static SUPERVISED: OnceLock<Option<Arc<Supervised>>> = OnceLock::new();
+
+fn supervised() -> Option<&'static Arc<Supervised>> {
+    SUPERVISED.get().and_then(Option::as_ref)
+}
+
 /// Mounts, in the background unless told otherwise.
 pub fn run(args: &MountArgs) -> Result<ExitStatus, Failure> {
+    let supervised = Supervised::from_environment().map_err(|why| Failure::new("mount", why))?;
+    SUPERVISED.get_or_init(|| supervised);
     if args.options.iter().any(|option| option == REMOUNT) {
         return change(args);
     }
@@ -419,36 +450,10 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
             "mount: --follow-every is for a volume that a bucket has all of, with --read-only",
         ));
     }
-    let dir = &args.dir;
-    let fail =
-        |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
-    let dir = match std::fs::metadata(dir) {
-        Ok(meta) if meta.is_dir() => std::fs::canonicalize(dir).map_err(|why| fail(&why))?,
-        Ok(_) => return Err(fail(&"not a directory; give an existing directory")),
-        // A dead mount answers ENOTCONN; the FUSE layer takes it away.
-        Err(why) if why.raw_os_error() == Some(libc::ENOTCONN) => {
-            std::path::absolute(dir).map_err(|why| fail(&why))?
-        }
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
-            let make = format!("mkdir -p {}", dir.display());
-            return Err(fail(&format!("{why}; give an existing directory, or make it: {make}")));
-        }
-        Err(why) => return Err(fail(&format!("{why}; give an existing directory"))),
+    let dir = match supervised().and_then(|supervised| supervised.takes_over()) {
+        Some(dir) => dir,
+        None => mount_point(args, &source)?,
     };
-    if !args.stack
-        && let Some(mounted) = live_mount(&dir)
-    {
-        let mounted = mounted.source.to_string_lossy();
-        // The files of such a mount's process are found by its mount point: there can be one.
-        let once = (RemoteUrl::is_one(&mounted) || is_bucket_url(&mounted))
-            && !matches!(source, Source::Here(_));
-        let or = if once { "" } else { ", or mount over it with --stack" };
-        let what = format!("unmount it with `kestrel umount {}`{or}", dir.display());
-        return Err(fail(&format!("{mounted} is mounted there already; {what}")));
-    }
-    if matches!(&source, Source::Here(volume) if volume.starts_with(&dir)) {
-        return Err(fail(&"the volume lies below it and would be hidden; mount it elsewhere"));
-    }
     let mut plan = Plan { source, at, dir, options: MountOptions::default() };
     let mut options = MountOptions { source: plan.name(), ..MountOptions::default() };
     for option in args.options.iter().filter(|option| !option.is_empty()) {
@@ -492,8 +497,72 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
              one give them to `kestrel serve`",
         ));
     }
+    if let Some(mode) = args.supervised {
+        check_supervised(args, &plan, &options, mode)?;
+    }
     plan.options = options;
     Ok(plan)
+}
+
+/// Where to mount: a directory on which nothing of ours is mounted.
+fn mount_point(args: &MountArgs, source: &Source) -> Result<PathBuf, Failure> {
+    let dir = &args.dir;
+    let fail =
+        |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
+    let dir = match std::fs::metadata(dir) {
+        Ok(meta) if meta.is_dir() => std::fs::canonicalize(dir).map_err(|why| fail(&why))?,
+        Ok(_) => return Err(fail(&"not a directory; give an existing directory")),
+        // A dead mount answers ENOTCONN; the FUSE layer takes it away.
+        Err(why) if why.raw_os_error() == Some(libc::ENOTCONN) => {
+            std::path::absolute(dir).map_err(|why| fail(&why))?
+        }
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+            let make = format!("mkdir -p {}", dir.display());
+            return Err(fail(&format!("{why}; give an existing directory, or make it: {make}")));
+        }
+        Err(why) => return Err(fail(&format!("{why}; give an existing directory"))),
+    };
+    if !args.stack
+        && let Some(mounted) = live_mount(&dir)
+    {
+        let mounted = mounted.source.to_string_lossy();
+        // The files of such a mount's process are found by its mount point: there can be one.
+        let once = (RemoteUrl::is_one(&mounted) || is_bucket_url(&mounted))
+            && !matches!(source, Source::Here(_));
+        let or = if once { "" } else { ", or mount over it with --stack" };
+        let what = format!("unmount it with `kestrel umount {}`{or}", dir.display());
+        return Err(fail(&format!("{mounted} is mounted there already; {what}")));
+    }
+    if matches!(&source, Source::Here(volume) if volume.starts_with(&dir)) {
+        return Err(fail(&"the volume lies below it and would be hidden; mount it elsewhere"));
+    }
+    Ok(dir)
+}
+
+/// Refuses to supervise what cannot be handed over.
+fn check_supervised(
+    args: &MountArgs,
+    plan: &Plan,
+    options: &MountOptions,
+    mode: SupervisedArg,
+) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::usage(format!("mount: --supervised: {why}")));
+    if mode == SupervisedArg::Crash {
+        return Err(Failure::usage(NO_CRASH));
+    }
+    if !matches!(plan.source, Source::Here(_) | Source::Served(_)) || plan.at.is_some() {
+        return refuse(
+            "mounts of snapshots, of published versions and beside another process cannot be \
+             handed over: nothing changes in them, and they can be mounted anew at any time",
+        );
+    }
+    if options.auto_unmount {
+        return refuse("-o auto_unmount ends the mount with its process; leave one of the two out");
+    }
+    if args.transport == TransportChoice::Uring {
+        return refuse("--transport uring: rings end with their process; leave one of the two out");
+    }
+    Ok(())
 }
 
 /// Whether nothing may be changed through the mount.
@@ -563,6 +632,9 @@ fn resources(args: &MountArgs, memory: &Memory) -> Resources {
 /// Serves until the mount is gone.
 fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
+    if args.supervised.is_some() && supervised().is_none() {
+        return supervisor::run(&supervisor::own_args());
+    }
     kestrel_daemon::limits::raise_descriptor_limit();
     let memory = divide_memory(args)?;
     let name = plan.name();
@@ -589,10 +661,20 @@ fn serve_here(
     let resources = resources(args, memory);
     let url = plan.source.name();
     let read_only = plan.options.read_only;
+    let figures = supervised()
+        .and_then(|supervised| supervised.with_note(|note| note.client.figures))
+        .flatten();
     let mounted = Volume::open(&url, &role, &resources)
-        .and_then(|volume| volume.serve(&resources, read_only))
+        .and_then(|volume| match args.supervised {
+            None => volume.serve(&resources, read_only),
+            Some(_) => volume.serve_handed_over(&resources, read_only, figures),
+        })
         .map_err(|why| fail(&why))?;
     let fs = mounted.fs.clone();
+    if let (Some(node), true) = (fs.node(), begins_supervised()) {
+        // Nobody has anything open.
+        node.end_grace().map_err(|why| fail(&why))?;
+    }
     let serving = Arc::new(Serving {
         volume: Arc::new(ServedVolume {
             fs: fs.clone(),
@@ -630,8 +712,10 @@ fn serve_here(
         .map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
     let snapshots = KeepingSnapshots::begin(&serving.snapshots, &serving.volume)
         .map_err(|why| fail(&format!("no thread for snapshots: {why}")))?;
+    let engine = mounted.volume.engine.clone();
+    let settle: Settle = Box::new(move || engine.settle().map_err(|why| why.to_string()));
     let attended = |seen: Arc<Fs>| {
-        let data = (&seen, &*serving.volume.storage);
+        let data = (&seen, &*serving.volume.storage, settle);
         attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
@@ -663,7 +747,11 @@ fn serve_elsewhere(
         deadline: args.deadline,
         read_only: plan.options.read_only,
     };
-    let volume = RemoteVolume::open(&url.to_string(), &introduction, &resources(args, memory))
+    let sessions = supervised()
+        .and_then(|supervised| supervised.with_note(|note| note.client.sessions.clone()))
+        .unwrap_or_default();
+    let (url, resources) = (url.to_string(), resources(args, memory));
+    let volume = RemoteVolume::resume(&url, &introduction, &resources, &sessions)
         .map_err(|why| fail(&why))?;
     attend_remote(args, plan, memory, &dir, volume, begun)
 }
@@ -690,7 +778,7 @@ fn attend_remote(
         begun,
     });
     let attended = |seen: Arc<Fs>| {
-        let data = (&seen, &*serving.storage);
+        let data = (&seen, &*serving.storage, nothing_to_settle());
         attend(args, plan, memory, data, dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
@@ -728,7 +816,7 @@ fn serve_version(
         facts: MountStatus::new(memory),
         begun,
     });
-    let data = (&fs, &*opened.storage);
+    let data = (&fs, &*opened.storage, nothing_to_settle());
     let result = attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
@@ -760,11 +848,21 @@ fn serve_followed(
         begun,
     });
     let attended = |seen: Arc<Fs>| {
-        let data = (&seen, &*serving.storage);
+        let data = (&seen, &*serving.storage, nothing_to_settle());
         attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
+}
+
+/// Whether a mount begins that can be handed over.
+fn begins_supervised() -> bool {
+    supervised().is_some_and(|supervised| supervised.takes_over().is_none())
+}
+
+/// Of a volume that this process has not open.
+fn nothing_to_settle() -> Settle {
+    Box::new(|| Ok(()))
 }
 
 /// What became of a mount, and of what was written last.
@@ -783,7 +881,7 @@ fn attend(
     args: &MountArgs,
     plan: &Plan,
     memory: &Memory,
-    (fs, storage): (&Arc<Fs>, &Storage),
+    (fs, storage, settle): (&Arc<Fs>, &Storage, Settle),
     control_dir: &Path,
     (attendant, facts): (&Arc<impl ControlEndpoint>, &MountStatus),
     begun: Instant,
@@ -797,6 +895,7 @@ fn attend(
         true => REMOTE_SPARE_WORKERS,
         false => Config::default().spare_workers,
     };
+    let is_supervised = args.supervised.is_some();
     let atime = plan.options.atime.unwrap_or_else(|| atime::shown(fs.atime_default()));
     let MountOptions { nodiratime: no_directories, read_only, .. } = plan.options;
     let config = MountConfig {
@@ -816,7 +915,7 @@ fn attend(
             _ => args.listing_timeout,
         }),
         nodes_max: memory.nodes_max(),
-        shortcut: match args.no_shortcut {
+        shortcut: match args.no_shortcut || is_supervised {
             true => ShortcutConfig::Off,
             false => ShortcutConfig::Auto { names: args.shortcut_names },
         },
@@ -824,13 +923,29 @@ fn attend(
             (PassthroughArg::Off, _) => {
                 PassthroughConfig::Off("not wanted (--passthrough off)".into())
             }
+            _ if is_supervised => PassthroughConfig::Off("the mount is supervised".into()),
             (PassthroughArg::Auto, Err(why)) => PassthroughConfig::Off((*why).into()),
             (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
         },
         immutable: plan.is_immutable(),
+        hands_over: is_supervised,
     };
-    let mount = kestrel_vfs::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
+    let mount = match supervised().and_then(|supervised| supervised.take_predecessor()) {
+        None => kestrel_vfs::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?,
+        Some(predecessor) => match kestrel_vfs::take_over(fs.clone(), &config, predecessor) {
+            Ok(mount) => mount,
+            Err(why) => {
+                // Nothing is closed: the next process takes it over.
+                log::error!("{}: {why}", dir.display());
+                std::process::exit(1);
+            }
+        },
+    };
     facts.learn(&mount);
+    if let Some(supervised) = supervised() {
+        facts.supervised_by(supervised);
+        supervised.serves(&mount, settle).map_err(|why| fail(&why))?;
+    }
     unmount_on_signal(&mount.session, dir);
     log::info!("transport {}: {}", mount.session.transport(), mount.session.transport_why());
     log::info!("shortcut {}: {}", if mount.mode.shortcut { "on" } else { "off" }, mount.mode.why);

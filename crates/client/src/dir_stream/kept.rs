@@ -57,6 +57,20 @@ impl KeptPositions {
         };
     }
 
+    /// Numbers of batches that are kept, or were, are below; 0 if there are none.
+    pub fn floor(&self) -> u64 {
+        let kept = self.kept.lock();
+        let numbers = kept.dirs.values().map(|dir| dir.numbers.load(Ordering::Relaxed));
+        numbers.max().unwrap_or(0).max(kept.floor)
+    }
+
+    /// Goes on where another process was: what it kept is forgotten.
+    pub fn begin_at(&self, floor: u64) {
+        let mut kept = self.kept.lock();
+        kept.floor = kept.floor.max(floor);
+        self.any.fetch_or(floor > 0, Ordering::Relaxed);
+    }
+
     /// Gives a stream what is kept of its directory, if a cookie leads somewhere then; whether it
     /// does.
     pub fn resume(&self, dir: InodeId, cookie: u64, stream: &mut DirStream) -> bool {

@@ -150,11 +150,7 @@ impl Fs {
     /// stored is.
     pub fn shutdown(self: &Arc<Self>) -> FsResult<()> {
         self.whole.close();
-        *self.background.stop.0.lock() = true;
-        self.background.stop.1.notify_all();
-        for thread in self.background.threads.lock().drain(..) {
-            let _ = thread.join();
-        }
+        self.stop_background();
         if self.background.begun.get().is_none() {
             return Ok(());
         }
@@ -169,6 +165,15 @@ impl Fs {
         let result = flushed.iter().fold(Ok(()), Result::and);
         self.packer.seal_all();
         result.and(super::wait(|done| self.sync(done))).and(self.metadata.close())
+    }
+
+    /// Stops the background work, and waits for that.
+    pub(super) fn stop_background(&self) {
+        *self.background.stop.0.lock() = true;
+        self.background.stop.1.notify_all();
+        for thread in self.background.threads.lock().drain(..) {
+            let _ = thread.join();
+        }
     }
 
     /// Starts flushing files with an oldest uncommitted byte that is older than the flush interval.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kestrel_rpc::client::{Remote, RemoteStats};
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::op_counters::{self, NodeStats};
 use kestrel_types::placement::PlacementMap;
@@ -27,8 +27,12 @@ use super::pending::{PendingCall, PendingLock};
 use super::query::NodeAnswer;
 use super::reclaimable::Reclaimable;
 use crate::error::VolumeError;
+use crate::handover::{HexBytes, SessionNote};
 use crate::metadata::{LockCall, LockServer, Metadata};
 use crate::subtree;
+
+/// How long a client that leaves its session to another one waits for the last answers.
+const LEAVE: Duration = Duration::from_secs(10);
 
 /// Why a member that leaves is not asked.
 pub const MOVED_OUT: &str =
@@ -222,6 +226,33 @@ impl Metadata for RemoteMetadata {
     fn stats(&self) -> NodeStats {
         let open_files = self.shared.reclaimable.opens.len() as u64;
         NodeStats { open_files, ..op_counters::sum(&self.shared.counters, 1) }
+    }
+
+    fn session_notes(&self) -> Vec<SessionNote> {
+        let note = |link: &Arc<NodeLink>| {
+            let session = link.remote.session();
+            let opens = self.shared.reclaimable.opens.all_at(link.node).into_iter();
+            let opens = opens.map(|(ino, open)| (ino, open.count, open.write, open.linkable));
+            SessionNote {
+                node: link.node,
+                client: HexBytes::new(&session.client.0),
+                incarnation: session.incarnation,
+                calls: session.calls,
+                opens: opens.collect(),
+            }
+        };
+        let nodes = self.shared.nodes.known();
+        nodes.links.iter().filter(|link| !link.has_left()).map(note).collect()
+    }
+
+    fn leave(&self) -> FsResult<()> {
+        self.guide.end(&self.shared);
+        self.seeker.end();
+        let quiet = self.shared.nodes.known().links.iter().all(|link| link.remote.leave(LEAVE));
+        match quiet {
+            true => Ok(()),
+            false => Err(FsError::new(libc::EIO, "calls to the metadata server have no answer")),
+        }
     }
 
     fn close(&self) -> FsResult<()> {

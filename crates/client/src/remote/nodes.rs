@@ -19,9 +19,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kestrel_rpc::client::{ConnectError, Remote, RemoteConfig, RemoteStats};
+use kestrel_rpc::session::SessionId;
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
+use kestrel_types::wire::{SessionState, Welcome};
 use parking_lot::{Mutex, RwLock};
 
 use super::contact::{Waiting, contact, tell_absence};
@@ -29,6 +31,7 @@ use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
+use crate::handover::SessionNote;
 use crate::storage::Offer;
 use crate::url::is_anywhere;
 
@@ -112,6 +115,8 @@ pub(super) struct FirstConnection {
     /// The other nodes are only to be asked something: one that is not there is told of, and not
     /// waited for.
     are_asked: bool,
+    /// Sessions of another process, with which this one goes on.
+    sessions: Vec<SessionNote>,
     /// Nodes that nobody reached, and why: their connections are being made.
     absent: Mutex<Vec<(NodeId, String)>>,
 }
@@ -150,12 +155,15 @@ impl FirstConnection {
         url: &RemoteUrl,
         how: &Introduction,
         reclaimable: &Arc<Reclaimable>,
+        sessions: &[SessionNote],
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
         let node_reclaimable = Arc::new(NodeReclaimable::first(reclaimable.clone()));
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
-        let config = config(url, how, &shows, url.addresses.clone());
+        // Of several nodes it is not known yet which one answers.
+        let session = sessions.iter().find(|note| note.node == 0).map(session_of).transpose()?;
+        let config = RemoteConfig { session, ..config(url, how, &shows, url.addresses.clone()) };
         let mut waiting = Waiting::begin(contact());
         let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
         let (remote, welcome) =
@@ -164,6 +172,7 @@ impl FirstConnection {
                     true => VolumeError::NotServed(format!("{server}: {why}")),
                     false => VolumeError::Io(format!("{server}: {why}")),
                 })?;
+        goes_on(session.as_ref(), &welcome, &server).inspect_err(|_| remote.close())?;
         let offer = Offer::from_json(&welcome.descriptor, &server);
         let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
         let (placement, offer) = read.inspect_err(|_| remote.close())?;
@@ -177,6 +186,7 @@ impl FirstConnection {
             offer,
             placement,
             are_asked: false,
+            sessions: sessions.to_vec(),
             absent: Mutex::default(),
         })
     }
@@ -215,10 +225,13 @@ impl FirstConnection {
             .cloned()
             .collect();
         let first = members.iter().position(|member| member.id == self.node_reclaimable.node());
-        match first.map(|first| &members[first].address) {
+        // Another process has a session there already.
+        let is_passing = !self.sessions.is_empty();
+        match first.filter(|_| !is_passing).map(|first| &members[first].address) {
             Some(address) if !is_anywhere(address) => self.remote.settle(address),
             Some(_) => {}
-            // Nothing is wanted of it, or it has left the cluster and only knows the members.
+            // Nothing is wanted of it, it has left the cluster and only knows the members, or there
+            // is another session.
             None => self.remote.close(),
         }
         let connected = std::thread::scope(|scope| {
@@ -226,7 +239,8 @@ impl FirstConnection {
                 .iter()
                 .enumerate()
                 .map(|(at, member)| {
-                    (first != Some(at)).then(|| scope.spawn(|| self.connect_to(member)))
+                    let is_new = is_passing || first != Some(at);
+                    is_new.then(|| scope.spawn(|| self.connect_to(member)))
                 })
                 .collect();
             connecting
@@ -258,7 +272,12 @@ impl FirstConnection {
             )));
         }
         let node_reclaimable = Arc::new(NodeReclaimable::of(self.reclaimable.clone(), member));
-        let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
+        let session = self.sessions.iter().find(|note| note.node == *id);
+        let session = session.map(session_of).transpose()?;
+        let config = RemoteConfig {
+            session,
+            ..config(&self.url, &self.how, &self.shows, vec![address.clone()])
+        };
         let (mut waiting, named) =
             (Waiting::begin(contact()), format!("node {id} of {}", self.url));
         let mut newest = 0;
@@ -276,7 +295,13 @@ impl FirstConnection {
         };
         let (holder, wait) = (node_reclaimable.clone(), contact());
         match Remote::connect_asking(config.clone(), holder.clone(), wait, &mut ask) {
-            Ok((remote, _)) => Ok((remote, node_reclaimable)),
+            Ok((remote, welcome)) => match goes_on(session.as_ref(), &welcome, &named) {
+                Ok(()) => Ok((remote, node_reclaimable)),
+                Err(why) => {
+                    remote.leave(Duration::ZERO);
+                    Err(why)
+                }
+            },
             Err(why) if self.are_asked => Err(VolumeError::Io(format!("node {id}: {}", why.why))),
             Err(why) if why.is_absent => {
                 let address = holder.address().unwrap_or_else(|| address.clone());
@@ -296,9 +321,12 @@ impl FirstConnection {
         &self.remote
     }
 
-    /// Lets go of it.
+    /// Lets go of it. A session of another process stays, for it or the next one.
     pub fn close(&self) {
-        self.remote.close();
+        match self.sessions.is_empty() {
+            true => self.remote.close(),
+            false => drop(self.remote.leave(Duration::ZERO)),
+        }
     }
 }
 
@@ -350,7 +378,11 @@ impl NodeConnections {
                 reclaimable,
             });
         }
-        links.iter().for_each(|link| link.remote.close());
+        let resumes = !first.sessions.is_empty();
+        links.iter().for_each(|link| match resumes {
+            true => drop(link.remote.leave(Duration::ZERO)),
+            false => link.remote.close(),
+        });
         let missing =
             |(node, why)| format!("{}: node {node}: {why}; {MOST}; {FORM_ANEW}", first.url);
         wrong.extend(absent.into_iter().map(missing));
@@ -474,6 +506,27 @@ impl NodeSet {
     }
 }
 
+/// The session of another process, with which this one goes on.
+fn session_of(note: &SessionNote) -> Result<SessionId, VolumeError> {
+    let client = note.client().map_err(|why| VolumeError::Invalid(why.to_string()))?;
+    Ok(SessionId { client, incarnation: note.incarnation, calls: note.calls })
+}
+
+/// Whether a session of another process is there, if there is to be one.
+fn goes_on(
+    session: Option<&SessionId>,
+    welcome: &Welcome,
+    server: &str,
+) -> Result<(), VolumeError> {
+    if session.is_none() || welcome.session == SessionState::Known {
+        return Ok(());
+    }
+    Err(VolumeError::Io(format!(
+        "{server}: the session of the mount that is taken over has ended there: the server has \
+         restarted, or it has not heard of this mount for longer than its lease; mount it anew"
+    )))
+}
+
 /// How this client and the nodes know each other.
 #[derive(Clone)]
 struct Shows {
@@ -488,5 +541,6 @@ fn config(
     addresses: Vec<String>,
 ) -> RemoteConfig {
     let (volume, who, Shows { tls, token }) = (url.name.clone(), how.who.clone(), shows.clone());
-    RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
+    let (deadline, session) = (how.deadline, None);
+    RemoteConfig { addresses, volume, who, deadline, tls, token, session }
 }

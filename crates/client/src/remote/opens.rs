@@ -346,6 +346,15 @@ impl Opens {
         self.shards.iter().flat_map(of).collect()
     }
 
+    /// Goes on with what another client had open at a node.
+    pub fn take(&self, node: NodeId, opens: &[(InodeId, u32, bool, bool)]) {
+        for (ino, count, write, linkable) in opens.iter().copied().filter(|open| open.1 > 0) {
+            let number = self.rows.fetch_add(1, Ordering::Relaxed);
+            let open = Open { count, write, linkable, number, ..Open::default() };
+            self.shard(ino).lock().entry(ino).or_default().nodes.push((node, open));
+        }
+    }
+
     /// Files that are open at any node.
     pub fn len(&self) -> usize {
         let is_open = |file: &&File| !file.nodes.is_empty();

@@ -107,7 +107,7 @@ pub(crate) fn volume_at(
     let server = url.to_string();
     let how = Introduction { who: who.into(), deadline: DEADLINE_DEFAULT, read_only: true };
     let reclaimable = Arc::new(Reclaimable::new(server.clone()));
-    let first = FirstConnection::connect(&url, &how, &reclaimable)?;
+    let first = FirstConnection::connect(&url, &how, &reclaimable, &[])?;
     let opened = match reclaimable.root() {
         ROOT => first.offer.descriptor(&server).and_then(|descriptor| {
             Ok((descriptor, Storage::open_offered(&first.offer, &server, options)?))
@@ -129,6 +129,6 @@ pub(super) fn connect(
     let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
     let how = Introduction { who: who.to_string(), deadline, read_only: true };
     let reclaimable = Arc::new(Reclaimable::new(url.to_string()));
-    let first = FirstConnection::connect(url, &how, &reclaimable)?;
+    let first = FirstConnection::connect(url, &how, &reclaimable, &[])?;
     Ok(first.asked_only())
 }

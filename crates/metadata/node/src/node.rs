@@ -113,6 +113,9 @@ pub struct NodeConfig {
     /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`],
     /// for them to claim what they had open. If not set, nothing is open at the start.
     pub serves: bool,
+    /// Files, directories and bytes of the volume ([`Node::figures`]), as the node had them that
+    /// left it a moment ago with files open; none: what was recorded, or the sums over all rows.
+    pub figures: Option<[i64; 3]>,
     /// The threads that run callbacks that waited for the log.
     pub replies: Replies,
 }
@@ -129,6 +132,7 @@ impl Default for NodeConfig {
             batch_max: 1024,
             scan_rows: SCAN_ROWS_MAX,
             serves: false,
+            figures: None,
             replies: Replies::Thread,
         }
     }

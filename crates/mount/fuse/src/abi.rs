@@ -293,6 +293,7 @@ pub mod init {
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
+    pub const HAS_RESEND: u64 = 1 << 39;
     pub const OVER_IO_URING: u64 = 1 << 41;
     pub const REQUEST_TIMEOUT: u64 = 1 << 42;
 }
@@ -347,6 +348,8 @@ pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 pub const NOTIFY_STORE: i32 = 4;
 /// See [`NOTIFY_INVAL_INODE`].
 pub const NOTIFY_DELETE: i32 = 6;
+/// See [`NOTIFY_INVAL_INODE`]. Where INIT has [`HAS_RESEND`](init::HAS_RESEND).
+pub const NOTIFY_RESEND: i32 = 7;
 /// See [`NOTIFY_INVAL_INODE`]. From protocol minor [`PRUNE_MINOR_MIN`] on.
 pub const NOTIFY_PRUNE: i32 = 9;
 /// First minor version with [`NOTIFY_PRUNE`].

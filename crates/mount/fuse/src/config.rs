@@ -44,6 +44,11 @@ pub struct Config {
     /// Lets the kernel abort the whole connection when a request goes unanswered for this many
     /// seconds; 0 is never. Kernels from 6.15.
     pub request_timeout_s: u16,
+    /// The session can be handed over to another process ([`Session::intake`]): it serves over the
+    /// device, and the kernel must be able to send requests again (Linux 6.9).
+    ///
+    /// [`Session::intake`]: crate::Session::intake
+    pub hands_over: bool,
     /// What the kernel and the file system do for each other.
     pub features: Features,
 }
@@ -70,6 +75,7 @@ impl Default for Config {
             congestion_threshold: 96,
             time_gran_ns: 1,
             request_timeout_s: 0,
+            hands_over: false,
             features: Features::default(),
         }
     }
@@ -213,6 +219,9 @@ features! {
     no_open = false, NO_OPEN_SUPPORT;
     /// OPENDIR likewise. Default off.
     no_opendir = false, NO_OPENDIR_SUPPORT;
+    /// Requests that were read and not answered can be had again
+    /// ([`Notifier::resend`](crate::Notifier::resend)). Default off.
+    resend = false, HAS_RESEND;
 }
 
 /// What INIT settled.
@@ -238,6 +247,47 @@ pub struct Negotiated {
     pub io_uring_offered: bool,
     /// All flags that the kernel offered, for logs.
     pub offered: u64,
+}
+
+/// Numbers that say what INIT settled: [`Negotiated::to_numbers`].
+pub const NEGOTIATED_NUMBERS: usize = 10;
+
+impl Negotiated {
+    /// For a process that takes the connection over, of whatever version. Further numbers may
+    /// come after these some day; what the first ones mean stays.
+    pub fn to_numbers(&self) -> [u64; NEGOTIATED_NUMBERS] {
+        [
+            self.kernel_minor.into(),
+            self.minor.into(),
+            self.features.flags(),
+            self.max_write.into(),
+            self.max_pages.into(),
+            self.max_readahead.into(),
+            self.expire_only.into(),
+            self.prunes.into(),
+            self.io_uring_offered.into(),
+            self.offered,
+        ]
+    }
+
+    /// The reverse; none if there are too few of them, or one is none that the other process can
+    /// have given.
+    pub fn from_numbers(numbers: &[u64]) -> Option<Negotiated> {
+        let numbers: &[u64; NEGOTIATED_NUMBERS] = numbers.first_chunk()?;
+        let word = |at: usize| u32::try_from(numbers[at]).ok();
+        Some(Negotiated {
+            kernel_minor: word(0)?,
+            minor: word(1)?,
+            features: Features::from_flags(numbers[2]),
+            max_write: word(3).filter(|max| (MAX_WRITE_MIN..=MAX_WRITE_MAX).contains(max))?,
+            max_pages: u16::try_from(numbers[4]).ok()?,
+            max_readahead: word(5)?,
+            expire_only: numbers[6] != 0,
+            prunes: numbers[7] != 0,
+            io_uring_offered: numbers[8] != 0,
+            offered: numbers[9],
+        })
+    }
 }
 
 /// The kernel's side of INIT.
@@ -330,6 +380,25 @@ mod tests {
         let features =
             Features { posix_locks: true, readdirplus: ReaddirPlus::Auto, ..Features::default() };
         assert_eq!(Features::from_flags(features.flags()), features);
+    }
+
+    /// A process that takes a connection over knows what INIT settled.
+    #[test]
+    fn negotiated_in_numbers() {
+        let offer = Offer { minor: 45, max_readahead: 1 << 17, flags: u64::MAX };
+        let config = Config {
+            features: Features { resend: true, flock_locks: true, ..Features::default() },
+            ..Config::default()
+        };
+        let (negotiated, _) = offer.negotiate(&config, false);
+        let numbers = negotiated.to_numbers();
+        let again = Negotiated::from_numbers(&numbers).expect("all are there");
+        assert_eq!((again.to_numbers(), again.features), (numbers, negotiated.features));
+        assert!(again.features.resend);
+        assert!(Negotiated::from_numbers(&numbers[..9]).is_none());
+        let mut absurd = numbers;
+        absurd[3] = 1 << 40;
+        assert!(Negotiated::from_numbers(&absurd).is_none());
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl Error {
     }
 
     /// A failure that no system call reported.
-    pub(crate) fn plain(what: impl Into<String>, why: impl Into<String>) -> Error {
+    pub fn plain(what: impl Into<String>, why: impl Into<String>) -> Error {
         Error { what: what.into(), cause: io::Error::other(why.into()) }
     }
 

@@ -113,7 +113,7 @@ pub use config::{
 pub use creds::caller_groups;
 pub use dirents::{Dirents, FileKind};
 pub use error::{Error, Result};
-pub use mount::{Mount, MountOptions, Unmounter};
+pub use mount::{Inherited, Mount, MountOptions, Unmounter};
 pub use notify::Notifier;
 pub use passthrough::{Backing, Backings};
 pub use reply::Reply;
@@ -121,4 +121,4 @@ pub use request::{
     Dialect, Forgets, Ioctl, Lock, Malformed, Operation, Request, SetTime, Setattr, Write,
 };
 pub use session::{FileSystem, Session, SessionStats};
-pub use transport::{End, TransportChoice, block_in_place};
+pub use transport::{End, Intake, TransportChoice, block_in_place};

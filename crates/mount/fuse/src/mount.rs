@@ -24,6 +24,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use crate::config::Negotiated;
 use crate::error::{Error, Result};
 
 mod fusermount;
@@ -41,6 +42,17 @@ pub struct Mount {
     device: Option<Arc<OwnedFd>>,
     unmounter: Unmounter,
     armed: bool,
+    inherited: Option<Inherited>,
+}
+
+/// A connection of which another process served requests before.
+pub struct Inherited {
+    /// Its descriptors, at least one: the very same ones, passed from process to process.
+    pub descriptors: Vec<OwnedFd>,
+    /// What INIT settled.
+    pub negotiated: Negotiated,
+    /// Device number of the mounted file system ([`Unmounter::device`]).
+    pub device: (u32, u32),
 }
 
 /// Takes one particular mount away, from any thread; clones are cheap. When the mount is gone it
@@ -93,13 +105,31 @@ impl Mount {
                 let fd = Arc::new(device);
                 let (device, connection) = (entry.device, Arc::downgrade(&fd));
                 let unmounter = Unmounter(Arc::new(Point { dir, device, connection, helper }));
-                Ok(Mount { device: Some(fd), unmounter, armed: true })
+                Ok(Mount { device: Some(fd), unmounter, armed: true, inherited: None })
             }
             Err(error) => {
                 let _ = remove(&dir, How::Detach);
                 Err(error)
             }
         }
+    }
+
+    /// Takes over the mount on `dir` from another process. It stays when this is dropped.
+    pub fn inherit(dir: &Path, mut inherited: Inherited) -> Result<Mount> {
+        if inherited.descriptors.is_empty() {
+            let what = format!("cannot take over the mount on {}", dir.display());
+            return Err(Error::plain(what, "its descriptors are missing"));
+        }
+        let fd = Arc::new(inherited.descriptors.remove(0));
+        let (device, connection) = (inherited.device, Arc::downgrade(&fd));
+        let dir = dir.to_path_buf();
+        let unmounter = Unmounter(Arc::new(Point { dir, device, connection, helper: None }));
+        Ok(Mount { device: Some(fd), unmounter, armed: false, inherited: Some(inherited) })
+    }
+
+    /// What the process before has left, apart from the first descriptor; it can be had once.
+    pub(crate) fn take_inherited(&mut self) -> Option<Inherited> {
+        self.inherited.take()
     }
 
     /// Takes it away again.

@@ -95,6 +95,13 @@ impl Notifier {
         Ok(())
     }
 
+    /// Has the kernel send all requests again that were read and not answered: the process that
+    /// read them is gone. Their numbers then have bit 63 set. Where INIT has agreed on
+    /// [`Features::resend`](crate::Features::resend).
+    pub fn resend(&self) -> io::Result<()> {
+        self.send(abi::NOTIFY_RESEND, &[], None).map(drop)
+    }
+
     fn entry(&self, parent: u64, name: &OsStr, flags: u32) -> io::Result<bool> {
         let body = abi::NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
         self.send(abi::NOTIFY_INVAL_ENTRY, body.bytes(), Some(name))

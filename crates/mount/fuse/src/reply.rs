@@ -28,6 +28,8 @@ pub struct Reply {
     unique: u64,
     slot: u64,
     opcode: Opcode,
+    /// See [`Reply::set_aside`].
+    aside: bool,
 }
 
 /// A header and one structure: one piece of memory, so one page to pin in the kernel rather than
@@ -54,7 +56,16 @@ impl Reply {
         // An interrupt could be answered, but only EAGAIN ("send it again") and ENOSYS mean
         // anything.
         let mute = matches!(opcode, Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt);
-        Reply { channel: (!mute).then_some(channel), unique, slot, opcode }
+        Reply { channel: (!mute).then_some(channel), unique, slot, opcode, aside: false }
+    }
+
+    /// The request may wait for long, and can be asked again without harm: a session that is handed
+    /// over need not wait for this answer ([`Intake`](crate::Intake)).
+    pub fn set_aside(&mut self) {
+        if let (Some(channel), false) = (&self.channel, self.aside) {
+            channel.set_aside(true);
+            self.aside = true;
+        }
     }
 
     /// The request's number, to which an interrupt would refer.
@@ -297,6 +308,9 @@ impl Reply {
     #[inline]
     fn transmit(&mut self, parts: &[IoSlice<'_>]) {
         if let Some(channel) = self.channel.take() {
+            if self.aside {
+                channel.set_aside(false);
+            }
             channel.send(self.slot, parts);
         }
     }

@@ -5,6 +5,7 @@
 //! | `start` | the start of a session: agreement with the kernel, transport, threads |
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use crate::mount::{Mount, Unmounter};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{Dialect, Malformed, Operation, Request};
-use crate::transport::{End, ReplyChannel, RequestSink};
+use crate::transport::{End, Intake, ReplyChannel, RequestSink};
 
 mod start;
 
@@ -70,6 +71,11 @@ pub struct Session {
     transport: &'static str,
     transport_why: String,
     counters: Arc<Counters>,
+    /// Descriptors of the connection, if it is served over the device.
+    descriptors: Vec<Arc<OwnedFd>>,
+    intake: Option<Intake>,
+    /// The mount goes with the session.
+    unmounts: bool,
 }
 
 /// Things that should not happen, counted.
@@ -131,6 +137,18 @@ impl Session {
         self.workers
     }
 
+    /// The descriptors of the connection, of a session with [`Config::hands_over`]. The kernel ends
+    /// what was read from a descriptor when the last process closes it, and the connection with
+    /// the last descriptor.
+    pub fn descriptors(&self) -> &[Arc<OwnedFd>] {
+        &self.descriptors
+    }
+
+    /// What stops requests, of a session with [`Config::hands_over`].
+    pub fn intake(&self) -> Option<Intake> {
+        self.intake.clone()
+    }
+
     /// Things that should not happen, counted.
     pub fn stats(&self) -> SessionStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -171,7 +189,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_over() {
+        if !self.is_over() && self.unmounts {
             // Threads are not waited for: a handler may hang.
             let _ = self.unmounter.force();
         }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `choice` | which transport a session shall use |
 //! | `device` | the classic transport: `read(2)` and `write(2)` on `/dev/fuse` |
+//! | `intake` | taking no further requests, to hand a connection over
 //! | `uring` | requests and replies over io_uring |
 //! | `worker_slots` | how many threads serve, and which takes over when one has to wait |
 //!
@@ -20,10 +21,13 @@ use crate::abi::InHeader;
 
 mod choice;
 pub mod device;
+mod intake;
 pub mod uring;
 mod worker_slots;
 
 pub use choice::TransportChoice;
+pub(crate) use intake::Gate;
+pub use intake::Intake;
 pub use worker_slots::block_in_place;
 
 /// A connection to the kernel, past INIT.
@@ -65,6 +69,12 @@ pub trait ReplyChannel: Send + Sync + 'static {
     /// block on other requests. Failures concern only the kernel, which has then ended the request
     /// itself; they are counted.
     fn send(&self, slot: u64, parts: &[IoSlice<'_>]);
+
+    /// A request of this channel is set aside, or is about to be answered after that: see
+    /// [`Reply::set_aside`](crate::Reply::set_aside).
+    fn set_aside(&self, aside: bool) {
+        let _ = aside;
+    }
 }
 
 /// How a connection ended.

@@ -37,6 +37,7 @@
 //! | `locking`, `interruptible` | locks that other clients see; callers that are killed |
 //! | `snapshots` | `.snap` in every directory, and what is in snapshots |
 //! | `kept_dirs` | directories of immutable trees, which are opened without a request |
+//! | `handover` | handing the mount over to another process |
 //! | `handles`, `export` | numbers of open files; file handles of `name_to_handle_at(2)` and NFS |
 //! | `convert`, `flags` | structures of the kernel and ours; flags of `chattr(1)` |
 //!
@@ -55,6 +56,7 @@ mod dispatch;
 mod export;
 mod flags;
 mod handles;
+mod handover;
 mod interruptible;
 mod kept_dirs;
 mod kernel_size;
@@ -85,6 +87,7 @@ use crate::paths::Paths;
 use crate::snapshots::FOREVER;
 use crate::trust::Trust;
 
+pub use crate::handover::{Handover, PausedMount, Predecessor};
 pub use crate::passthrough::{PassthroughConfig, PassthroughState, PassthroughStats};
 pub use crate::paths::{NodesMax, ShortcutStats};
 pub use crate::snapshots::is_shown_of_snapshot;
@@ -130,6 +133,9 @@ pub struct MountConfig {
     /// everything and checks permissions itself; what is said above about trust, shortcut,
     /// pass-through and access times has no effect.
     pub immutable: bool,
+    /// The mount can be handed over to another process ([`Mount::handover`]); without shortcut and
+    /// pass-through, of which the kernel would know more than the next process does.
+    pub hands_over: bool,
 }
 
 /// The VFS shortcut.
@@ -173,6 +179,8 @@ pub struct Mount {
     pub shortcut: Shortcut,
     /// Pass-through: on or why not, and its figures.
     pub passthrough: PassthroughState,
+    /// What hands the mount over, if it can be ([`MountConfig::hands_over`]).
+    pub handover: Option<Handover>,
 }
 
 /// Counters of the shortcut; clones are cheap.
@@ -191,6 +199,29 @@ impl Shortcut {
 /// # Errors
 /// If the kernel or `fusermount3` refuses; the text says why and what to do.
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Mount> {
+    mount_or_take_over(fs, dir, config, None)
+}
+
+/// Goes on with a mount that another process has handed over. `fs` is of the same volume, and has
+/// done nothing yet. When this returns the mount serves.
+///
+/// # Errors
+/// If what the other process left cannot be had; the mount is still there then.
+pub fn take_over(
+    fs: Arc<Fs>,
+    config: &MountConfig,
+    predecessor: Predecessor,
+) -> fuse::Result<Mount> {
+    let dir = predecessor.dir()?;
+    mount_or_take_over(fs, &dir, config, Some(predecessor))
+}
+
+fn mount_or_take_over(
+    fs: Arc<Fs>,
+    dir: &Path,
+    config: &MountConfig,
+    predecessor: Option<Predecessor>,
+) -> fuse::Result<Mount> {
     let mut session = config.session.clone();
     // Other clients see the locks of a volume that a server serves; those of an embedded one are
     // the kernel's own.
@@ -199,6 +230,9 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     let has_locks = fs.has_locks() && !config.immutable;
     (session.features.posix_locks, session.features.flock_locks) = (has_locks, has_locks);
     let (hints, mut mode) = load_hints(config.shortcut);
+    if config.hands_over {
+        mode.why = "the mount is supervised".into();
+    }
     fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
     fs.set_access_times(config.access_times);
     let alone = fs.is_alone();
@@ -230,11 +264,18 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     let core = Core::new(fs, naming, trust);
     let passthrough = core.passthrough.clone();
     passthrough.configure(config.passthrough.clone());
+    session.hands_over = config.hands_over;
+    session.features.resend = config.hands_over;
     if let Some(locking) = &core.locking {
         locking.mounted_at(dir);
     }
-    let mounted = Mounted(core);
-    let session = fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &session)?;
+    let mount = match predecessor {
+        None => fuse::Mount::new(dir, &config.options)?,
+        Some(predecessor) => predecessor.hand_to(&core)?,
+    };
+    let mounted = Mounted(core.clone());
+    let session = fuse::Session::start(mount, mounted, &session)?;
+    let handover = session.intake().map(|intake| Handover::new(core, intake, &session));
     if let (Some(hints), Some(paths)) = (hints, &paths) {
         match hints.calibrate(dir) {
             Ok(()) => {
@@ -244,7 +285,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
             Err(why) => mode = ShortcutMode { shortcut: false, why: why.to_string() },
         }
     }
-    Ok(Mount { session, mode, shortcut: Shortcut(paths), passthrough })
+    Ok(Mount { session, mode, shortcut: Shortcut(paths), passthrough, handover })
 }
 
 /// Mounts a file system that never changes.
@@ -278,7 +319,7 @@ fn mount_immutable(
     let mounted = Mounted(core);
     let session = fuse::Session::start(fuse::Mount::new(dir, &options)?, mounted, &session)?;
     let mode = ShortcutMode { shortcut: false, why: why.into() };
-    Ok(Mount { session, mode, shortcut: Shortcut(None), passthrough })
+    Ok(Mount { session, mode, shortcut: Shortcut(None), passthrough, handover: None })
 }
 
 /// Loads the program that tells of walks, if it is wanted and can be had.

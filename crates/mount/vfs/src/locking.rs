@@ -170,6 +170,17 @@ impl Locking {
         self.waits.lock().waits.remove(&unique);
     }
 
+    /// Whether the kernel hears of something at this moment.
+    pub fn is_mending(&self) -> bool {
+        !self.mending.lock().is_empty()
+    }
+
+    /// Ends all waits for locks.
+    pub fn cancel_all(&self, fs: &Fs) {
+        let waits: Vec<LockWait> = self.waits.lock().waits.values().cloned().collect();
+        waits.iter().for_each(|wait| fs.cancel_lock(wait));
+    }
+
     /// The caller of a request got a signal.
     pub fn interrupted(&self, fs: &Fs, unique: u64) {
         let mut waits = self.waits.lock();
@@ -205,7 +216,7 @@ impl Core {
         lock: fuse::Lock,
         wait: bool,
         (pid, unique): (u32, u64),
-        reply: Reply,
+        mut reply: Reply,
     ) {
         let Some(locking) = &self.locking else { return reply.error(libc::ENOSYS) };
         let range =
@@ -223,6 +234,9 @@ impl Core {
             && !locking.begin(unique, waiting)
         {
             return reply.error(libc::EINTR);
+        }
+        if wait {
+            reply.set_aside();
         }
         let pages = locking.clone();
         let heard = self.fs.clone();

@@ -105,6 +105,11 @@ impl Snapshots {
         view
     }
 
+    /// Whether nothing of a snapshot is open.
+    pub fn is_closed(&self) -> bool {
+        self.files.is_empty() && self.dirs.is_empty()
+    }
+
     /// The kernel forgot lookups of a node.
     pub fn forget(&self, node: u64, count: u64) {
         if let Some(SnapshotNode::Inode(inode)) = self.nodes.forget(node, count)

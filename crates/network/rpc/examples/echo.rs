@@ -234,6 +234,7 @@ fn connected() -> Result<(server::Serving, Arc<Remote>), Failure> {
         who: "echo".into(),
         deadline: Duration::from_secs(10),
         token: None,
+        session: None,
     };
     let (remote, _) = Remote::connect(config, Arc::new(Nothing))?;
     Ok((serving, remote))

@@ -69,6 +69,7 @@ fn main() -> Result<(), Failure> {
         who: format!("netload, process {}", std::process::id()),
         deadline: Duration::from_secs(30),
         token: None,
+        session: None,
     };
     let nodes = Arc::new(Nodes::connect(config)?);
     for depth in depths.split(',') {

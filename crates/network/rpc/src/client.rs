@@ -63,7 +63,9 @@ use kestrel_types::wire::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::session::{CallDeadline, CallId, DEADLINE_MAX, FinishedCall, Link, LinkConfig};
+use crate::session::{
+    CallDeadline, CallId, DEADLINE_MAX, FinishedCall, Link, LinkConfig, SessionId,
+};
 use crate::tls::ClientTls;
 use crate::token::Token;
 use completion::CallCompletion;
@@ -99,6 +101,9 @@ pub struct RemoteConfig {
     pub tls: ClientTls,
     /// The token that is shown to a node that asks for one.
     pub token: Option<Arc<Token>>,
+    /// A session of another process, which ended without ending it ([`Remote::leave`]); none: a new
+    /// one begins.
+    pub session: Option<SessionId>,
 }
 
 /// What holds the state that the session stands for: open files, locks, objects. Called on the
@@ -377,12 +382,16 @@ impl Remote {
             server: config.addresses.join(","),
             token: config.token.clone(),
         };
+        let mut link = Link::new(link, 0);
+        if let Some(session) = &config.session {
+            link.resume(session);
+        }
         let shared = Arc::new(Shared {
             route: Mutex::new(Route::new(config.addresses.clone())),
             holder,
             origin: Instant::now(),
             noted: AtomicI64::new(0),
-            link: Mutex::new(Link::new(link, 0)),
+            link: Mutex::new(link),
             writer: SocketWriter::default(),
             admin: admin::PendingQuestions::default(),
             traffic: Traffic::default(),
@@ -563,6 +572,20 @@ impl Remote {
         }
     }
 
+    /// The session as it stands ([`Link::session`]).
+    pub fn session(&self) -> SessionId {
+        self.shared.link.lock().session()
+    }
+
+    /// Ends the work of this client and leaves its session to another process. Waits for the
+    /// answers to all calls, up to `limit`; false if there are still some, which fail. Further
+    /// calls fail. Not from within completions.
+    pub fn leave(&self, limit: Duration) -> bool {
+        let is_quiet = self.shared.drain(limit);
+        self.shared.end(Link::leave);
+        is_quiet
+    }
+
     /// Ends the session: waits up to two seconds for open calls, sends Bye, fails the calls that
     /// are left. Further calls fail. Not from within completions.
     pub fn close(&self) {
@@ -681,23 +704,31 @@ impl Shared {
     }
 
     fn close(&self, deadline: Duration) {
-        let end = Instant::now() + deadline;
+        self.drain(deadline);
+        self.end(Link::bye);
+    }
+
+    /// Waits until no call is without answer, for so long at most, and while the node is there.
+    fn drain(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
         self.writer.offer();
         self.write_some();
         loop {
-            let stats = {
+            let (stats, is_up) = {
                 let link = self.link.lock();
-                if !link.is_up() {
-                    break;
-                }
-                link.stats()
+                (link.stats(), link.is_up())
             };
-            if (stats.in_flight == 0 && stats.waiting == 0) || Instant::now() >= end {
-                break;
+            let is_quiet = stats.in_flight == 0 && stats.waiting == 0;
+            if is_quiet || !is_up || Instant::now() >= end {
+                return is_quiet;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.with_link(Link::bye);
+    }
+
+    /// Ends the link in one way or another, and with it the threads.
+    fn end(&self, how: impl FnOnce(&mut Link<CallCompletion>)) {
+        self.with_link(how);
         self.write_some();
         {
             let mut life = self.life.lock();

@@ -104,6 +104,17 @@ pub struct LinkConfig {
     pub token: Option<Arc<Token>>,
 }
 
+/// A session that another process began, and that goes on here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionId {
+    /// The client.
+    pub client: ClientId,
+    /// Connections so far.
+    pub incarnation: u64,
+    /// Every call with a number up to this one is done with.
+    pub calls: u64,
+}
+
 /// How long a call waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallDeadline {
@@ -320,6 +331,28 @@ impl<D> Link<D> {
             map_version: 0,
             stats: LinkStats::default(),
         }
+    }
+
+    /// Goes on with a session that another process began; before the first connection.
+    pub fn resume(&mut self, session: &SessionId) {
+        self.config.client = session.client;
+        self.incarnation = session.incarnation;
+        self.established = true;
+        self.numbers = Numbers::after(session.calls);
+    }
+
+    /// The session as it stands; for another process to go on with when no call is under way.
+    pub fn session(&self) -> SessionId {
+        let Self { config, incarnation, numbers, .. } = self;
+        SessionId { client: config.client, incarnation: *incarnation, calls: numbers.acked() }
+    }
+
+    /// Ends the work of this client with the session, which stays for another process: calls
+    /// without answer fail.
+    pub fn leave(&mut self) {
+        self.stage = Stage::Ended;
+        self.fail_all(|_| true, libc::ESHUTDOWN, "another process goes on with the session");
+        self.queue.clear();
     }
 
     /// Submits a request. The call is sent as soon as there is a session and room, or ends with its

@@ -311,7 +311,7 @@ impl Node {
         // What is found by an id may be another node's.
         let own = |id: u64| table.as_ref().is_none_or(|table| table.home_of(id) == table.me);
         let closed = recorded_figures(&*engine)?;
-        let figures = match closed {
+        let figures = match closed.or(config.figures) {
             Some(figures) => figures,
             None => {
                 let own = |key: KeyRef<'_>| {

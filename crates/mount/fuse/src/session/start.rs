@@ -1,6 +1,7 @@
 //! The start of a session: what is agreed with the kernel, over what transport, and the threads.
 
 use std::io::IoSlice;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::mount::{self, Mount};
 use crate::notify::Notifier;
 use crate::request::Dialect;
-use crate::transport::device::{Buffer, Channel, Device, Receive};
+use crate::transport::device::{Buffer, Channel, Device, DeviceConfig, Receive};
 use crate::transport::uring::{Prepared, why_not_offered};
 use crate::transport::{Transport, TransportChoice};
 
@@ -21,12 +22,27 @@ type Rings = std::result::Result<Prepared, String>;
 
 pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> Result<Session> {
     let unmounter = mount.unmounter();
-    // From here on `mount` unmounts when it is dropped, until the session takes that over.
+    let inherited = mount.take_inherited();
+    // From here on `mount` unmounts when it is dropped, until the session takes that over. One that
+    // was inherited stays for the process that it is inherited from, or another one.
     let channel = Channel::new(mount.take_device()?);
     let counters = Arc::new(Counters::default());
     let rings =
         |offer: &Offer| rings(&channel, offer, config, mount.has_helper(), &counters.refused);
-    let (mut negotiated, rings) = negotiate(&channel, config, rings)?;
+    let is_inherited = inherited.is_some();
+    let (mut negotiated, rings, more) = match inherited {
+        Some(inherited) => {
+            (inherited.negotiated, Err("the mount is taken over".into()), inherited.descriptors)
+        }
+        None => {
+            let (negotiated, rings) = negotiate(&channel, config, rings)?;
+            (negotiated, rings, Vec::new())
+        }
+    };
+    if config.hands_over && !negotiated.features.resend {
+        let why = "the kernel cannot send requests again; that takes Linux 6.9";
+        return Err(Error::plain("the mount cannot be handed over to another process", why));
+    }
     if let (TransportChoice::Uring, Err(why)) = (config.transport, &rings) {
         return Err(no_uring(why));
     }
@@ -56,14 +72,25 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
         transport: "",
         transport_why: String::new(),
         counters,
+        descriptors: Vec::new(),
+        intake: None,
+        unmounts: !is_inherited,
     };
     mount.disarm();
-    let served = session.serve(&channel, rings, config, &core);
-    if served.is_err() {
+    if is_inherited {
+        // What the process before had read and did not answer. Before anything is read here: that
+        // would come again, too.
+        let resent = session.notifier.resend();
+        resent.map_err(|error| Error::new("the kernel does not send requests again", error))?;
+    }
+    let served = session.serve(&channel, (rings, more), config, &core);
+    if served.is_err() && session.unmounts {
         let _ = session.unmounter.force();
     }
     core.leave(1);
-    served.map(|()| session)
+    served?;
+    session.unmounts = true;
+    Ok(session)
 }
 
 impl Session {
@@ -72,16 +99,16 @@ impl Session {
     fn serve<F: FileSystem>(
         &mut self,
         channel: &Channel,
-        rings: Rings,
+        (rings, more): (Rings, Vec<OwnedFd>),
         config: &Config,
         core: &Arc<Core<F>>,
     ) -> Result<()> {
-        let (workers, spare) = config.threads();
+        let threads = config.threads();
         let why = match rings {
             Ok(prepared) => {
                 let uring = Arc::new(
                     prepared
-                        .with(channel.fd(), spare, self.negotiated.max_write)
+                        .with(channel.fd(), threads.1, self.negotiated.max_write)
                         .map_err(cannot_open)?,
                 );
                 self.spawn(uring.clone(), core)?;
@@ -108,14 +135,15 @@ impl Session {
             return Err(no_uring(&why));
         }
         let refused = core.counters.refused.clone();
-        let device = Device::new(
-            channel.fd(),
-            (workers, spare),
-            config.clone_fd,
-            self.negotiated.max_write,
-            refused,
-        )
-        .map_err(cannot_open)?;
+        let device_config = DeviceConfig {
+            threads,
+            clone_fd: config.clone_fd,
+            max_write: self.negotiated.max_write,
+            hands_over: config.hands_over,
+        };
+        let device =
+            Device::new(channel.fd(), more, &device_config, refused).map_err(cannot_open)?;
+        (self.descriptors, self.intake) = (device.descriptors(), device.intake());
         self.transport = device.name();
         self.transport_why = match config.transport {
             TransportChoice::Device => "chosen".into(),
@@ -133,9 +161,10 @@ impl Session {
         for number in 0..transport.threads() {
             let (serving, sink, unmounter) =
                 (transport.clone(), core.clone(), self.unmounter.clone());
+            let unmounts = self.unmounts;
             let body = move || {
                 let end = serving.serve(number, &*sink);
-                if end.is_err() {
+                if end.is_err() && unmounts {
                     // A device that fails one thread is of no use to the others; this ends them.
                     let _ = unmounter.force();
                 }
@@ -146,7 +175,9 @@ impl Session {
             match thread::Builder::new().name(format!("kestrel-fuse-{number}")).spawn(body) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    let _ = self.unmounter.force();
+                    if self.unmounts {
+                        let _ = self.unmounter.force();
+                    }
                     transport.give_up();
                     core.leave(1);
                     return Err(Error::new("cannot start a serving thread", error));
@@ -175,6 +206,9 @@ fn rings(
 ) -> Rings {
     if config.transport == TransportChoice::Device {
         return Err("not wanted".into());
+    }
+    if config.hands_over {
+        return Err("rings end with their process, and the mount is one that outlives it".into());
     }
     if has_helper && config.transport == TransportChoice::Auto {
         // The kernel closes a dead process's rings a few milliseconds later than its sockets, and

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::abi;
+use crate::abi::{self, Opcode, Wire};
 use crate::transport::worker_slots::{WorkerSlot, WorkerSlots};
-use crate::transport::{End, ReplyChannel, RequestSink, Transport};
+use crate::transport::{End, Gate, Intake, ReplyChannel, RequestSink, Transport};
 
 /// Alignment of a WRITE's payload in the receive buffer, so that it can go on with direct I/O as it
 /// is.
@@ -30,6 +30,8 @@ pub struct Device {
     channels: Vec<Arc<Channel>>,
     slots: Arc<WorkerSlots>,
     buffer_bytes: usize,
+    /// Of a connection that can be handed over.
+    gate: Option<Arc<Gate>>,
 }
 
 /// One descriptor of the connection.
@@ -37,34 +39,85 @@ pub(crate) struct Channel {
     fd: Arc<OwnedFd>,
     /// Replies that the kernel refused, of all descriptors.
     failed: Arc<AtomicU64>,
+    /// Whether answers still count, and the number of the thread that reads from it.
+    gate: Option<(Arc<Gate>, usize)>,
+}
+
+/// How a connection is served over the device.
+pub(crate) struct DeviceConfig {
+    /// Threads at a time, and further ones for when some of those have to wait.
+    pub(crate) threads: (usize, usize),
+    /// Each has a descriptor of its own.
+    pub(crate) clone_fd: bool,
+    /// What INIT settled.
+    pub(crate) max_write: u32,
+    /// The connection can be handed over.
+    pub(crate) hands_over: bool,
 }
 
 impl Device {
-    /// Serves the connection `fd` with `workers` threads at a time, and `spare` more for when some
-    /// of those have to wait, each with a descriptor of its own if `clone_fd`. `max_write` is what
-    /// INIT settled.
+    /// Serves the connection `fd`. `more` are descriptors of it that are there already.
     pub(crate) fn new(
         fd: Arc<OwnedFd>,
-        (workers, spare): (usize, usize),
-        clone_fd: bool,
-        max_write: u32,
+        more: Vec<OwnedFd>,
+        config: &DeviceConfig,
         failed: Arc<AtomicU64>,
     ) -> io::Result<Device> {
-        let first = Arc::new(Channel { fd, failed: failed.clone() });
-        let mut channels = vec![first.clone()];
-        for _ in 1..workers + spare {
-            channels.push(if clone_fd {
-                Arc::new(Channel {
-                    fd: Arc::new(clone_device(first.fd.as_raw_fd())?),
-                    failed: failed.clone(),
-                })
-            } else {
-                first.clone()
-            });
+        let (workers, spare) = config.threads;
+        let threads = workers + spare;
+        let gate = config.hands_over.then(|| Gate::new(threads));
+        let mut more = more.into_iter();
+        let mut channels = Vec::with_capacity(threads);
+        for thread in 0..threads {
+            let own = match more.next() {
+                _ if thread == 0 => fd.clone(),
+                Some(inherited) => Arc::new(inherited),
+                None if config.clone_fd => Arc::new(clone_device(fd.as_raw_fd())?),
+                None => fd.clone(),
+            };
+            let gate = gate.clone().map(|gate| (gate, thread));
+            channels.push(Arc::new(Channel { fd: own, failed: failed.clone(), gate }));
         }
+        let max_write = config.max_write;
         let buffer_bytes =
             (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
-        Ok(Device { channels, slots: WorkerSlots::new(workers), buffer_bytes })
+        Ok(Device { channels, slots: WorkerSlots::new(workers), buffer_bytes, gate })
+    }
+
+    /// The descriptors, the first one first; some may be there several times.
+    pub(crate) fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
+        self.channels.iter().map(|channel| channel.fd.clone()).collect()
+    }
+
+    /// What closes the intake, if the connection can be handed over.
+    pub(crate) fn intake(&self) -> Option<Intake> {
+        self.gate.clone().map(Intake)
+    }
+
+    /// Reads a request and has it handled.
+    #[inline]
+    fn serve_one(
+        &self,
+        thread: usize,
+        buffer: &mut Buffer,
+        worker: &WorkerSlot,
+        replies: &Arc<dyn ReplyChannel>,
+        sink: &dyn RequestSink,
+    ) -> Result<(), Receive> {
+        let channel = &self.channels[thread];
+        let Some(gate) = &self.gate else {
+            let message = channel.receive(buffer.space())?;
+            worker.with(|| sink.message(message, 0, replies));
+            return Ok(());
+        };
+        gate.enter(thread);
+        let received = channel.receive(buffer.space());
+        if let Ok(message) = &received {
+            gate.received(thread, is_answered(message));
+            worker.with(|| sink.message(message, 0, replies));
+        }
+        gate.leave(thread);
+        received.map(drop)
     }
 }
 
@@ -88,24 +141,37 @@ impl Transport for Device {
         let replies: Arc<dyn ReplyChannel> = channel.clone();
         let mut buffer = Buffer::new(self.buffer_bytes);
         let worker = WorkerSlot::new(self.slots.clone());
-        loop {
+        if let Some(gate) = &self.gate {
+            gate.begin(thread);
+        }
+        let ended = loop {
             if let Err(end) = worker.acquire() {
-                return Ok(end);
+                break Ok(end);
             }
-            match channel.receive(buffer.space()) {
-                Ok(message) => worker.with(|| sink.message(message, 0, &replies)),
-                Err(Receive::Again) => {}
+            match self.serve_one(thread, &mut buffer, &worker, &replies, sink) {
+                Ok(()) | Err(Receive::Again) => {}
                 Err(Receive::End(end)) => {
                     self.slots.close(end);
-                    return Ok(end);
+                    break Ok(end);
                 }
                 Err(Receive::Failed(error)) => {
                     self.slots.close(End::Aborted);
-                    return Err(error);
+                    break Err(error);
                 }
             }
+        };
+        if let Some(gate) = &self.gate {
+            gate.end(thread);
         }
+        ended
     }
+}
+
+/// Whether a message is a request that has an answer.
+fn is_answered(message: &[u8]) -> bool {
+    let opcode = abi::InHeader::read(message).map(|header| header.opcode);
+    let mute = [Opcode::Forget, Opcode::BatchForget, Opcode::Interrupt].map(|mute| mute as u32);
+    opcode.is_some_and(|opcode| !mute.contains(&opcode))
 }
 
 /// Why a read brought no message.
@@ -120,7 +186,7 @@ pub(crate) enum Receive {
 
 impl Channel {
     pub(crate) fn new(fd: Arc<OwnedFd>) -> Channel {
-        Channel { fd, failed: Arc::default() }
+        Channel { fd, failed: Arc::default(), gate: None }
     }
 
     pub(crate) fn fd(&self) -> Arc<OwnedFd> {
@@ -211,7 +277,14 @@ fn until_sent(mut write: impl FnMut() -> libc::ssize_t) -> io::Result<()> {
 impl ReplyChannel for Channel {
     #[inline]
     fn send(&self, _slot: u64, parts: &[IoSlice<'_>]) {
-        if let Err(error) = self.transmit(parts) {
+        if self.gate.as_ref().is_some_and(|(gate, _)| gate.is_silent()) {
+            return;
+        }
+        let sent = self.transmit(parts);
+        if let Some((gate, thread)) = &self.gate {
+            gate.answered(*thread);
+        }
+        if let Err(error) = sent {
             // ENOENT: the caller was killed, or the connection is gone; ENODEV: unmounted
             // meanwhile. All is well.
             if !matches!(
@@ -220,6 +293,14 @@ impl ReplyChannel for Channel {
             ) {
                 self.failed.fetch_add(1, Ordering::Relaxed);
             }
+        }
+    }
+
+    fn set_aside(&self, aside: bool) {
+        match &self.gate {
+            Some((gate, thread)) if aside => gate.answered(*thread),
+            Some((gate, thread)) => gate.owed(*thread),
+            None => {}
         }
     }
 }

@@ -57,7 +57,7 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::Config;
-use crate::transport::device::{Device, clone_device};
+use crate::transport::device::{Device, DeviceConfig, clone_device};
 use crate::transport::worker_slots::{WorkerSlot, WorkerSlots};
 use crate::transport::{End, ReplyChannel, RequestSink, Transport};
 
@@ -117,7 +117,9 @@ impl Prepared {
 
     /// The transport, after INIT, with which `max_write` was settled.
     pub(crate) fn with(self, fd: Arc<OwnedFd>, spare: usize, max_write: u32) -> io::Result<Uring> {
-        let device = Device::new(fd, (1, 0), false, max_write, self.failed)?;
+        let config =
+            DeviceConfig { threads: (1, 0), clone_fd: false, max_write, hands_over: false };
+        let device = Device::new(fd, Vec::new(), &config, self.failed)?;
         let (slots, start) = (WorkerSlots::new(self.rings.len()), Start::new(self.rings.len()));
         Ok(Uring { rings: self.rings, slots, device, spare, start })
     }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // What a test helper cannot do is a failed test.
 
+mod handover;
 mod helper;
 mod kit;
 mod late;

@@ -79,6 +79,7 @@ fn config(addresses: &[SocketAddr], deadline: Duration) -> RemoteConfig {
         who: "test".into(),
         deadline,
         token: None,
+        session: None,
     }
 }
 

@@ -18,6 +18,11 @@ impl Numbers {
         Self { acked: 0, done: VecDeque::new() }
     }
 
+    /// Numbers after `acked`: the calls before were another process's.
+    pub fn after(acked: u64) -> Self {
+        Self { acked, ..Self::new() }
+    }
+
     /// The next number; none while the window is full.
     pub fn next(&mut self) -> Option<u64> {
         if self.done.len() as u64 >= WINDOW {

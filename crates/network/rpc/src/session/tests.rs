@@ -240,6 +240,29 @@ fn too_many_calls_are_refused_and_none_is_lost() {
     world.check();
 }
 
+/// Another process goes on with a session: nothing is reclaimed, numbers go on, and the node knows
+/// what is open.
+#[test]
+fn session_of_another_process() {
+    let mut world = up();
+    let open = op(Op::Open(InodeRef::by_id(3), OpenFlags::default()));
+    world.submit(open, Submitted::Open(3), CallDeadline::Until(DEADLINE));
+    world.submit(make(1), Submitted::Make(1), CallDeadline::Until(DEADLINE));
+    world.run_to_end();
+    let session = world.link.session();
+    assert_eq!((session.client, session.calls, session.incarnation), (config().client, 2, 1));
+    world.link.leave();
+    world.cut();
+    world.link = Link::new(config(), world.now);
+    world.link.resume(&session);
+    world.submit(make(2), Submitted::Make(2), CallDeadline::Until(DEADLINE));
+    world.run_to_end();
+    world.check();
+    assert_eq!(world.reclaimed, []);
+    let later = world.link.session();
+    assert_eq!((later.calls, later.incarnation), (3, 2));
+}
+
 /// An open that the caller gave up is released when it succeeds after all.
 #[test]
 fn late_success_of_an_abandoned_open() {

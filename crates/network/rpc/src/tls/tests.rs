@@ -99,6 +99,7 @@ fn connect(address: SocketAddr, tls: ClientTls) -> Result<Arc<Remote>, ConnectEr
         deadline: Duration::from_secs(20),
         tls,
         token: None,
+        session: None,
     };
     Remote::connect(config, Arc::new(Bare)).map(|(remote, _)| remote)
 }
@@ -282,6 +283,7 @@ fn identities_from_certificates() {
             deadline: Duration::from_secs(1),
             tls: client,
             token: None,
+            session: None,
         };
         let why = Remote::connect(config, Arc::new(Bare)).err().unwrap().to_string();
         assert!(why.contains("does not accept this side's certificate"), "{why}");
@@ -348,6 +350,7 @@ fn client_certificates_wanted() {
         deadline: Duration::from_secs(1),
         tls: ClientTls::new(TlsMode::On, Some(&trust), own).unwrap(),
         token: None,
+        session: None,
     };
     let why = Remote::connect(config(None), Arc::new(Bare)).err().unwrap().to_string();
     assert!(why.contains("?cert=FILE"), "{why}");
@@ -457,6 +460,7 @@ fn server_without_a_handshake() {
         deadline: Duration::from_secs(6),
         tls: trusting(SECRET),
         token: None,
+        session: None,
     };
     let why = Remote::connect(config, Arc::new(Bare)).err().unwrap().to_string();
     assert!(why.contains("no TLS handshake within 5 s"), "{why}");

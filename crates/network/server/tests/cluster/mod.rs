@@ -288,6 +288,7 @@ impl Cluster {
                 deadline: Duration::from_secs(60),
                 tls: ClientTls::default(),
                 token: token.clone(),
+                session: None,
             };
             (site.id, Remote::connect(config, Arc::new(Bare)).unwrap().0)
         };

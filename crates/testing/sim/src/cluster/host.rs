@@ -108,6 +108,7 @@ impl Host {
             grace: 2 * SECOND,
             objects_from: 0,
             serves: true,
+            figures: None,
             replies: Replies::Inline,
             batch_max: 64,
             // So few that small files are cut in several batches, and tables change in many steps.
