@@ -26,19 +26,22 @@ pub const PIECE_BYTES: usize = 256 << 10;
 enum Use {
     /// It is read.
     Read(OpenFile),
-    /// A new content, which gets the name when it is whole.
-    New {
-        file: NewFile,
-        place: PathRef,
-        /// No file may be there.
-        is_new: bool,
-        /// The file that it replaces.
-        replaced: Option<FoundEntry>,
-        /// Bytes that are to come, if the client told that.
-        size: Option<u64>,
-    },
+    /// It gets a new content.
+    New(Box<NewContent>),
     /// A part of a file that is there is written.
     Part { file: OpenFile, at: WriteAt },
+}
+
+/// A new content, which gets the name when it is whole.
+struct NewContent {
+    file: NewFile,
+    place: PathRef,
+    /// No file may be there.
+    is_new: bool,
+    /// The file that it replaces.
+    replaced: Option<FoundEntry>,
+    /// Bytes that are to come, if the client told that.
+    size: Option<u64>,
 }
 
 /// A file that a request reads or writes.
@@ -83,7 +86,7 @@ impl DavOpenFile {
         (is_new, size): (bool, Option<u64>),
     ) -> FsResult<Self> {
         let inode = file.flush()?;
-        let open = Some(Use::New { file, place, is_new, replaced, size });
+        let open = Some(Use::New(Box::new(NewContent { file, place, is_new, replaced, size })));
         Ok(Self { request: request.clone(), open, inode, position: 0 })
     }
 
@@ -103,7 +106,7 @@ impl DavOpenFile {
 
 fn write(account: &Arc<Account>, open: &mut Use, bytes: &[u8]) -> FsResult<()> {
     match open {
-        Use::New { file, .. } => file.write(bytes),
+        Use::New(new) => new.file.write(bytes),
         Use::Part { file, at } => {
             let end = account.fs.write_unless(&file.handle, *at, bytes, None, &|| false)?;
             if let WriteAt::Offset(at) = at {
@@ -129,7 +132,8 @@ pub fn keep_attributes(account: &Arc<Account>, file: &NewFile, old: &FoundEntry)
 /// Ends the writing; what the file is then.
 fn finish(account: &Arc<Account>, open: &mut Use) -> FsResult<Inode> {
     match open {
-        Use::New { file, place, is_new, replaced, size } => {
+        Use::New(new) => {
+            let NewContent { file, place, is_new, replaced, size } = &mut **new;
             if size.is_some_and(|size| size != file.size()) {
                 let why = "other bytes came than the client had told; the file is as it was";
                 return Err(FsError::new(libc::EINVAL, why));
