@@ -193,9 +193,10 @@ impl Protocol for WebdavProtocol {
             return Ok(plain(StatusCode::BAD_REQUEST, "the URL has no path that can be read\n"));
         }
         let handler = self.handler(&account);
-        let destination = destination(&request).map(Arc::new);
-        let failed = Arc::new(AtomicBool::new(false));
-        let context = DavRequest { account: account.clone(), destination, failed: failed.clone() };
+        let context = DavRequest::new(&account, destination(&request));
+        // Other answers say what failed.
+        let is_listing = request.method().as_str() == "PROPFIND";
+        let failed = is_listing.then(|| context.failed.clone());
         // A new content is durable before it has its name.
         let is_content = matches!(request.method().as_str(), "PUT" | "PATCH");
         let is_durable = only_reads(request.method()) || request.method() == Method::PUT;
@@ -213,7 +214,7 @@ impl Protocol for WebdavProtocol {
         if !is_durable && !response.status().is_client_error() {
             request::blocking(move || account.call(|fs, done| fs.sync(done))).await?;
         }
-        Ok(response.map(|inner| DavBody { inner, failed: Some(failed) }))
+        Ok(response.map(|inner| DavBody { inner, failed }))
     }
 }
 

@@ -36,6 +36,9 @@ use crate::object_key::is_reserved;
 struct DavEntry {
     name: Name,
     inode: Inode,
+    /// Path of the directory, with a slash behind it.
+    dir: Arc<[u8]>,
+    request: DavRequest,
 }
 
 impl DavDirEntry for DavEntry {
@@ -44,6 +47,13 @@ impl DavDirEntry for DavEntry {
     }
 
     fn metadata(&'_ self) -> FsFuture<'_, Box<dyn DavMetaData>> {
+        let mut plain = self.request.plain_entry.lock();
+        plain.clear();
+        if !self.inode.xattrs {
+            plain.extend_from_slice(&self.dir);
+            plain.extend_from_slice(self.name.as_bytes());
+        }
+        drop(plain);
         let attributes: Box<dyn DavMetaData> = Box::new(DavAttributes::of(&self.inode));
         Box::pin(std::future::ready(Ok(attributes)))
     }
@@ -132,7 +142,7 @@ impl Account {
         &self,
         dir: InodeId,
         after: Option<Name>,
-    ) -> FsResult<(Vec<DavEntry>, Option<Name>)> {
+    ) -> FsResult<(Vec<(Name, Inode)>, Option<Name>)> {
         let (entries, end) = self.names(dir, after)?;
         let last = entries.last().filter(|_| !end).map(|entry| entry.name.clone());
         let shown = |entry: &DirEntry| dir != ROOT || !is_reserved(entry.name.as_bytes());
@@ -143,7 +153,7 @@ impl Account {
         for (entry, found) in entries.into_iter().zip(found) {
             match found {
                 Ok(Answer::Entry { inode, .. }) => {
-                    page.push(DavEntry { name: entry.name, inode: *inode });
+                    page.push((entry.name, *inode));
                 }
                 Ok(other) => return Err(kestrel_client::fs::unexpected(&other)),
                 // It was removed meanwhile.
@@ -177,7 +187,9 @@ impl Account {
 /// What goes on with a listing.
 struct ListingState {
     dir: InodeId,
-    ready: VecDeque<DavEntry>,
+    ready: VecDeque<(Name, Inode)>,
+    /// Path of the directory, with a slash behind it.
+    path: Arc<[u8]>,
     /// After which name it goes on; none: nothing follows.
     next: Option<Option<Name>>,
 }
@@ -257,14 +269,22 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         request: &'a DavRequest,
     ) -> FsFuture<'a, FsStream<Box<dyn DavDirEntry>>> {
         Box::pin(async move {
-            let (path, account) = (path.clone(), request.account.clone());
-            let found = blocking(move || account.shown_at(&path)).await;
+            let (of, account) = (path.clone(), request.account.clone());
+            let found = blocking(move || account.shown_at(&of)).await;
             let found = found.inspect_err(|error| {
                 let why = format!("a directory cannot be listed: {error}");
                 request.fail(&FsError::because(libc::EIO, why));
             })?;
-            let begin =
-                ListingState { dir: found.inode.ino, ready: VecDeque::new(), next: Some(None) };
+            let mut path = path.as_bytes().to_vec();
+            if path.last() != Some(&b'/') {
+                path.push(b'/');
+            }
+            let begin = ListingState {
+                dir: found.inode.ino,
+                ready: VecDeque::new(),
+                path: path.into(),
+                next: Some(None),
+            };
             let request = request.clone();
             let entries = stream::try_unfold((request, begin), |(request, mut state)| async move {
                 while state.ready.is_empty()
@@ -283,8 +303,11 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
                     state.ready = entries.into();
                     state.next = last.map(Some);
                 }
-                let entry = state.ready.pop_front();
-                Ok(entry.map(|entry| (Box::new(entry) as Box<dyn DavDirEntry>, (request, state))))
+                let entry = state.ready.pop_front().map(|(name, inode)| {
+                    let (dir, request) = (state.path.clone(), request.clone());
+                    Box::new(DavEntry { name, inode, dir, request }) as Box<dyn DavDirEntry>
+                });
+                Ok(entry.map(|entry| (entry, (request, state))))
             });
             let entries: FsStream<Box<dyn DavDirEntry>> = Box::pin(entries);
             Ok(entries)
@@ -406,10 +429,11 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
 
     fn have_props<'a>(
         &'a self,
-        _path: &'a DavPath,
-        _request: &'a DavRequest,
+        path: &'a DavPath,
+        request: &'a DavRequest,
     ) -> std::pin::Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
-        Box::pin(std::future::ready(true))
+        let path = path.as_bytes().strip_suffix(b"/").unwrap_or(path.as_bytes());
+        Box::pin(std::future::ready(path != &request.plain_entry.lock()[..]))
     }
 
     fn patch_props<'a>(

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dav_server::davpath::DavPath;
 use dav_server::fs::{FsError as DavError, FsResult as DavResult};
 use kestrel_types::error::{FsError, FsResult};
+use parking_lot::Mutex;
 
 use crate::account::Account;
 
@@ -19,9 +20,22 @@ pub struct DavRequest {
     pub destination: Option<Arc<DavPath>>,
     /// Something failed of which the answer says nothing.
     pub failed: Arc<AtomicBool>,
+    /// The entry that was listed last, if it has no properties: the protocol library asks for them
+    /// entry by entry.
+    pub plain_entry: Arc<Mutex<Vec<u8>>>,
 }
 
 impl DavRequest {
+    /// Of an account.
+    pub fn new(account: &Arc<Account>, destination: Option<DavPath>) -> Self {
+        Self {
+            account: account.clone(),
+            destination: destination.map(Arc::new),
+            failed: Arc::default(),
+            plain_entry: Arc::default(),
+        }
+    }
+
     /// The answer that is being sent is not the whole truth.
     pub fn fail(&self, error: &FsError) {
         log::warn!("webdav: {error}");
