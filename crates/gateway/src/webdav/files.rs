@@ -137,23 +137,19 @@ impl Account {
         Ok(value.map(|bytes| Properties::decode(&bytes)).unwrap_or_default())
     }
 
-    /// A page of a directory, with attributes, and whether nothing follows.
-    fn dav_page(
-        &self,
-        dir: InodeId,
-        after: Option<Name>,
-    ) -> FsResult<(Vec<(Name, Inode)>, Option<Name>)> {
+    /// A page of a directory, with attributes.
+    fn dav_page(&self, dir: InodeId, after: Option<Name>) -> FsResult<DavPage> {
         let (entries, end) = self.names(dir, after)?;
         let last = entries.last().filter(|_| !end).map(|entry| entry.name.clone());
         let shown = |entry: &DirEntry| dir != ROOT || !is_reserved(entry.name.as_bytes());
         let entries: Vec<DirEntry> = entries.into_iter().filter(shown).collect();
         let look = |entry: &DirEntry| Op::Lookup(PathRef::new(dir, entry.name.clone()));
         let found = self.ask_many(entries.iter().map(look).collect());
-        let mut page = Vec::with_capacity(entries.len());
+        let mut page = VecDeque::with_capacity(entries.len());
         for (entry, found) in entries.into_iter().zip(found) {
             match found {
                 Ok(Answer::Entry { inode, .. }) => {
-                    page.push((entry.name, *inode));
+                    page.push_back((entry.name, *inode));
                 }
                 Ok(other) => return Err(kestrel_client::fs::unexpected(&other)),
                 // It was removed meanwhile.
@@ -161,7 +157,7 @@ impl Account {
                 Err(error) => return Err(error),
             }
         }
-        Ok((page, last))
+        Ok(DavPage { entries: page, last })
     }
 
     fn copy_file(self: &Arc<Self>, from: &DavPath, to: &DavPath) -> FsResult<()> {
@@ -182,6 +178,12 @@ impl Account {
         let found = self.at(path)?;
         self.ask(Op::SetAttr(found.at, set)).map(drop)
     }
+}
+
+/// Names in a directory with what they stand for, and the last one if others follow.
+struct DavPage {
+    entries: VecDeque<(Name, Inode)>,
+    last: Option<Name>,
 }
 
 /// What goes on with a listing.
@@ -296,12 +298,12 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
                     let page = page.unwrap_or_else(|why| {
                         Err(FsError::because(libc::EIO, format!("a thread failed: {why}")))
                     });
-                    let (entries, last) = page.map_err(|error| {
+                    let page = page.map_err(|error| {
                         request.fail(&error);
                         dav_error(&error)
                     })?;
-                    state.ready = entries.into();
-                    state.next = last.map(Some);
+                    state.ready = page.entries;
+                    state.next = page.last.map(Some);
                 }
                 let entry = state.ready.pop_front().map(|(name, inode)| {
                     let (dir, request) = (state.path.clone(), request.clone());
