@@ -458,7 +458,8 @@ def read_once_opened_directly():
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     content = os.pread(fd, SIZE, 0)
     os.close(fd)
-    eventually("a copy", lambda: figure("copies_total") == made + 1)
+    # A copy of an earlier test may be finished meanwhile, too.
+    eventually("a copy", lambda: figure("copies_total") > made)
     before = figure("opens_total")
     eventually(
         "an open in pass-through",
