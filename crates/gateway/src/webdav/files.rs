@@ -26,7 +26,7 @@ use kestrel_types::request::{
 use super::attributes::DavAttributes;
 use super::open_file::{DavOpenFile, keep_attributes};
 use super::properties::{PROPERTIES_XATTR, Properties};
-use super::request::{DavRequest, blocking, dav_error};
+use super::request::{DavRequest, blocking, dav_error, on_thread};
 use crate::account::{Account, DIR_MODE, FoundEntry, is_absent};
 use crate::new_file::NewFile;
 use crate::object::OpenFile;
@@ -293,11 +293,7 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
                     && let Some(after) = state.next.take()
                 {
                     let (account, dir) = (request.account.clone(), state.dir);
-                    let page =
-                        tokio::task::spawn_blocking(move || account.dav_page(dir, after)).await;
-                    let page = page.unwrap_or_else(|why| {
-                        Err(FsError::because(libc::EIO, format!("a thread failed: {why}")))
-                    });
+                    let page = on_thread(move || account.dav_page(dir, after)).await;
                     let page = page.map_err(|error| {
                         request.fail(&error);
                         dav_error(&error)
@@ -353,22 +349,20 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
     }
 
     fn remove_dir<'a>(&'a self, path: &'a DavPath, request: &'a DavRequest) -> FsFuture<'a, ()> {
-        let (path, account) = (path.clone(), request.account.clone());
-        Box::pin(blocking(move || {
-            let place = place_of_entry(&path)?;
+        on_path(path, request, |account, path| {
+            let place = place_of_entry(path)?;
             account.call(|fs, done| fs.rmdir(account.caller, place, None, done)).map(drop)
-        }))
+        })
     }
 
     fn remove_file<'a>(&'a self, path: &'a DavPath, request: &'a DavRequest) -> FsFuture<'a, ()> {
         if request.destination.as_ref().is_some_and(|to| is_same(to, path)) {
             return Box::pin(std::future::ready(Ok(())));
         }
-        let (path, account) = (path.clone(), request.account.clone());
-        Box::pin(blocking(move || {
-            let place = place_of_entry(&path)?;
+        on_path(path, request, |account, path| {
+            let place = place_of_entry(path)?;
             account.call(|fs, done| fs.unlink(account.caller, place, done)).map(drop)
-        }))
+        })
     }
 
     fn rename<'a>(
@@ -377,9 +371,9 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         to: &'a DavPath,
         request: &'a DavRequest,
     ) -> FsFuture<'a, ()> {
-        let (from, to, account) = (from.clone(), to.clone(), request.account.clone());
-        Box::pin(blocking(move || {
-            let (from, to) = (place_of_entry(&from)?, place_of_entry(&to)?);
+        let to = to.clone();
+        on_path(from, request, move |account, from| {
+            let (from, to) = (place_of_entry(from)?, place_of_entry(&to)?);
             let caller = account.caller;
             let rename = || {
                 let (from, to) = (from.clone(), to.clone());
@@ -394,7 +388,7 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
                 }
                 renamed => renamed,
             }
-        }))
+        })
     }
 
     fn copy<'a>(
@@ -403,8 +397,8 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         to: &'a DavPath,
         request: &'a DavRequest,
     ) -> FsFuture<'a, ()> {
-        let (from, to, account) = (from.clone(), to.clone(), request.account.clone());
-        Box::pin(blocking(move || account.copy_file(&from, &to)))
+        let to = to.clone();
+        on_path(from, request, move |account, from| account.copy_file(from, &to))
     }
 
     fn set_accessed<'a>(
@@ -413,9 +407,8 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         tm: SystemTime,
         request: &DavRequest,
     ) -> FsFuture<'a, ()> {
-        let (path, account) = (path.clone(), request.account.clone());
         let set = SetAttr { atime: Some(SetTime::At(nanos(tm))), ..SetAttr::default() };
-        Box::pin(blocking(move || account.set_time(&path, set)))
+        on_path(path, request, move |account, path| account.set_time(path, set))
     }
 
     fn set_modified<'a>(
@@ -424,9 +417,8 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         tm: SystemTime,
         request: &'a DavRequest,
     ) -> FsFuture<'a, ()> {
-        let (path, account) = (path.clone(), request.account.clone());
         let set = SetAttr { mtime: Some(SetTime::At(nanos(tm))), ..SetAttr::default() };
-        Box::pin(blocking(move || account.set_time(&path, set)))
+        on_path(path, request, move |account, path| account.set_time(path, set))
     }
 
     fn have_props<'a>(
@@ -444,11 +436,10 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         patch: Vec<(bool, DavProp)>,
         request: &'a DavRequest,
     ) -> FsFuture<'a, Vec<(StatusCode, DavProp)>> {
-        let (path, account) = (path.clone(), request.account.clone());
-        Box::pin(blocking(move || {
+        on_path(path, request, move |account, path| {
             // Two clients that set properties of one file wait for each other.
             let _lock = account.lock_key("", &String::from_utf8_lossy(path.as_bytes()));
-            let found = account.shown_at(&path)?;
+            let found = account.shown_at(path)?;
             let mut properties = account.properties(&found)?;
             let mut told = Vec::with_capacity(patch.len());
             for (is_set, property) in patch {
@@ -468,7 +459,7 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
                 Err(error) if error.errno != libc::ENODATA => Err(error),
                 _ => Ok(told),
             }
-        }))
+        })
     }
 
     fn get_props<'a>(
@@ -477,10 +468,9 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         do_content: bool,
         request: &'a DavRequest,
     ) -> FsFuture<'a, Vec<DavProp>> {
-        let (path, account) = (path.clone(), request.account.clone());
-        Box::pin(blocking(move || {
-            Ok(account.properties(&account.shown_at(&path)?)?.all(do_content))
-        }))
+        on_path(path, request, move |account, path| {
+            Ok(account.properties(&account.shown_at(path)?)?.all(do_content))
+        })
     }
 
     fn get_prop<'a>(
@@ -489,10 +479,9 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
         prop: DavProp,
         request: &'a DavRequest,
     ) -> FsFuture<'a, Vec<u8>> {
-        let (path, account) = (path.clone(), request.account.clone());
-        Box::pin(blocking(move || {
-            account.properties(&account.shown_at(&path)?)?.get(&prop).ok_or_else(absent)
-        }))
+        on_path(path, request, move |account, path| {
+            account.properties(&account.shown_at(path)?)?.get(&prop).ok_or_else(absent)
+        })
     }
 
     fn get_quota<'a>(&'a self, request: &'a DavRequest) -> FsFuture<'a, (u64, Option<u64>)> {
@@ -505,16 +494,25 @@ impl GuardedFileSystem<DavRequest> for DavFiles {
     }
 }
 
+/// Does something with what is at a path, on a thread that may wait.
+fn on_path<'a, T: Send + 'static>(
+    path: &DavPath,
+    request: &DavRequest,
+    act: impl FnOnce(&Arc<Account>, &DavPath) -> FsResult<T> + Send + 'static,
+) -> FsFuture<'a, T> {
+    let (path, account) = (path.clone(), request.account.clone());
+    Box::pin(blocking(move || act(&account, &path)))
+}
+
 /// Attributes of what is at a path.
 fn attributes<'a>(
     path: &DavPath,
     request: &DavRequest,
     find: fn(&Account, &DavPath) -> FsResult<FoundEntry>,
 ) -> FsFuture<'a, Box<dyn DavMetaData>> {
-    let (path, account) = (path.clone(), request.account.clone());
-    Box::pin(async move {
-        let found = blocking(move || find(&account, &path)).await?;
-        let attributes: Box<dyn DavMetaData> = Box::new(DavAttributes::of(&found.inode));
+    on_path(path, request, move |account, path| {
+        let attributes: Box<dyn DavMetaData> =
+            Box::new(DavAttributes::of(&find(account, path)?.inode));
         Ok(attributes)
     })
 }

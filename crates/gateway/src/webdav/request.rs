@@ -44,16 +44,19 @@ impl DavRequest {
 }
 
 /// Runs what may wait on a thread for that.
+pub async fn on_thread<T: Send + 'static>(
+    run: impl FnOnce() -> FsResult<T> + Send + 'static,
+) -> FsResult<T> {
+    tokio::task::spawn_blocking(run).await.unwrap_or_else(|why| {
+        Err(FsError::because(libc::EIO, format!("a thread for a request failed: {why}")))
+    })
+}
+
+/// [`on_thread`], with errors for a client of WebDAV.
 pub async fn blocking<T: Send + 'static>(
     run: impl FnOnce() -> FsResult<T> + Send + 'static,
 ) -> DavResult<T> {
-    match tokio::task::spawn_blocking(run).await {
-        Ok(result) => result.map_err(|error| dav_error(&error)),
-        Err(why) => {
-            log::error!("webdav: a request failed: {why}");
-            Err(DavError::GeneralFailure)
-        }
-    }
+    on_thread(run).await.map_err(|error| dav_error(&error))
 }
 
 /// What the file system says, for a client of WebDAV. What has no counterpart is an internal error
