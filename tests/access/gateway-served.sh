@@ -4,7 +4,7 @@
 echo "-- a served volume: tokens, and a mount beside it"
 served=$WORK/served mnt=$WORK/mnt
 "$KESTREL" format "$served" >/dev/null
-serve_port=$(free_port)
+serve_port=$(free_ports 1)
 "$KESTREL" serve "$served" --listen "127.0.0.1:$serve_port" --access tokens >"$WORK/serve.out" 9>&-
 serve_pid=$(sed -n 's/.*process \([0-9]*\).*/\1/p' "$WORK/serve.out")
 served_end() {
@@ -107,7 +107,7 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -su
     -addext subjectAltName=IP:127.0.0.1 -keyout "$WORK/s3.key" -out "$WORK/s3.pem" 2>/dev/null
 refuses "other machines are served with TLS" 'certificate' "$KESTREL" gateway "$volume" \
     --listen 0.0.0.0:9460
-metrics=$(free_port)
+metrics=$(free_ports 1)
 check "starts with TLS" gateway "$volume" --listen-tls on --tls-cert "$WORK/s3.pem" \
     --tls-key "$WORK/s3.key" --metrics "127.0.0.1:$metrics" --max-connections 5
 S3_URL=https://${S3_URL#http://}

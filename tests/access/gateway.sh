@@ -28,19 +28,12 @@ if ! python3 -c 'import boto3' 2>/dev/null; then
     fi
 fi
 
-free_port() {
-    python3 -c 'import socket
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-print(s.getsockname()[1])'
-}
-
 # gateway VOLUME OPTION…: starts one; sets S3_URL, S3_PID, and S3_KEY and S3_SECRET where it has a
 # file of keys.
 gateway() {
     local volume=$1 port
     shift
-    port=$(free_port)
+    port=$(free_ports 1)
     timeout 60 "$KESTREL" gateway "$volume" --listen "127.0.0.1:$port" "$@" \
         >"$WORK/gateway.out" 2>&1 9>&- || { cat "$WORK/gateway.out" && return 1; }
     S3_PID=$(sed -n 's/.*process \([0-9]*\).*/\1/p' "$WORK/gateway.out")
@@ -85,14 +78,14 @@ $1" "${@:2}")
 echo "-- calls, beside versitygw"
 volume=$WORK/volume
 "$KESTREL" format "$volume" >/dev/null
-check "starts" gateway "$volume" --metrics "127.0.0.1:$(free_port)"
+check "starts" gateway "$volume" --metrics "127.0.0.1:$(free_ports 1)"
 check "the first start tells a key" grep -q "access key $S3_KEY" "$WORK/gateway.out"
 check "the file of keys is its owner's alone" test "$(stat -c %a "$volume/gateway.keys")" = 600
 check "another process hears of it" prints 'holds' "$KESTREL" status "$volume"
 refuses "a second gateway to the volume" 'in use' "$KESTREL" gateway "$volume" --listen \
-    "127.0.0.1:$(free_port)"
+    "127.0.0.1:$(free_ports 1)"
 mkdir "$WORK/versity"
-port=$(free_port)
+port=$(free_ports 1)
 versitygw --port "127.0.0.1:$port" --quiet --access versity --secret only-for-tests \
     posix "$WORK/versity" >"$WORK/versitygw.log" 2>&1 9>&- &
 VERSITY_PID=$!

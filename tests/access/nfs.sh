@@ -12,12 +12,6 @@ if ! command -v ganesha.nfsd >/dev/null || ! ldconfig -p | grep -q 'libnfs.so.13
     exit
 fi
 
-free_port() {
-    python3 -c 'import socket
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-print(s.getsockname()[1])'
-}
 NFS_PID=
 at_end() {
     [ -z "$NFS_PID" ] || kill -9 "$NFS_PID" 2>/dev/null
@@ -68,7 +62,7 @@ end_export() {
 nfs() {
     timeout 120 "$here/nfs.py" "$PORT" "$@"
 }
-PORT=$(free_port)
+PORT=$(free_ports 1)
 
 echo "-- a local directory, for comparison"
 mkdir "$WORK/local"

@@ -7,20 +7,13 @@ set -euo pipefail
 needs_kestrel
 here=$ROOT/tests/access
 
-free_port() {
-    python3 -c 'import socket
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-print(s.getsockname()[1])'
-}
-
 DAV_PID=
 # webdav VOLUME OPTION…: starts one; sets DAV_URL, DAV_PID, and DAV_KEY and DAV_SECRET where it has
 # a file of keys.
 webdav() {
     local volume=$1 port
     shift
-    port=$(free_port)
+    port=$(free_ports 1)
     timeout 60 "$KESTREL" webdav "$volume" --listen "127.0.0.1:$port" "$@" \
         >"$WORK/webdav.out" 2>&1 9>&- || { cat "$WORK/webdav.out" && return 1; }
     DAV_PID=$(sed -n 's/.*process \([0-9]*\).*/\1/p' "$WORK/webdav.out")
@@ -54,12 +47,12 @@ volume=$WORK/volume MNT=$WORK/mounted
 "$KESTREL" format "$volume" >/dev/null
 check "starts" webdav "$volume"
 check "the first start tells a key" grep -q "access key $DAV_KEY" "$WORK/webdav.out"
-refuses "a second process" 'in use' "$KESTREL" webdav "$volume" --listen "127.0.0.1:$(free_port)"
+refuses "a second process" 'in use' "$KESTREL" webdav "$volume" --listen "127.0.0.1:$(free_ports 1)"
 stop
 echo "READER reader-secret-1 read-only" >>"$volume/gateway.keys"
 check "starts again" webdav "$volume"
 counted "$here/webdav_checks.py" "$DAV_URL" "$DAV_KEY" "$DAV_SECRET" READER reader-secret-1
-for wrong in "0.0.0.0:0" nowhere "0.0.0.0:$(free_port)"; do
+for wrong in "0.0.0.0:0" nowhere "0.0.0.0:$(free_ports 1)"; do
     refuses "--listen $wrong" 'webdav: ' "$KESTREL" webdav "$volume" --listen "$wrong"
 done
 
@@ -142,7 +135,7 @@ stop
 echo "-- a served volume, by tokens"
 served=$WORK/served mnt=$WORK/mnt
 "$KESTREL" format "$served" >/dev/null
-port=$(free_port)
+port=$(free_ports 1)
 "$KESTREL" serve "$served" --listen "127.0.0.1:$port" --access tokens >"$WORK/serve.out" 9>&-
 serve_pid=$(sed -n 's/.*process \([0-9]*\).*/\1/p' "$WORK/serve.out")
 served_end() {
