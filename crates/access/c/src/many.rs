@@ -93,19 +93,35 @@ pub unsafe extern "C" fn kestrel_read_many(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kestrel_contents_free(given: *mut kestrel_content, count: usize) {
+    // SAFETY: kestrel.h says that they are those of kestrel_read_many, which has made the owners.
+    unsafe {
+        free_each::<_, Buffer>(given, count, |content| {
+            (content.data, content.len) = (std::ptr::null(), 0);
+            &mut content.owner
+        });
+    }
+}
+
+/// Gives back what `count` answers of a batch own. One that was given back owns nothing any more.
+///
+/// # Safety
+/// `given` is null or points to so many answers, and what `empty` finds in one, if it is not null,
+/// is a boxed `Owner`.
+unsafe fn free_each<Answer, Owner>(
+    given: *mut Answer,
+    count: usize,
+    empty: impl Fn(&mut Answer) -> &mut *mut c_void,
+) {
     guarded_free(|| {
         if given.is_null() {
             return;
         }
         for at in 0..count {
-            // SAFETY: kestrel.h says that they are those of kestrel_read_many. One that was given
-            // back has no owner any more.
+            // SAFETY: as the caller says.
             unsafe {
-                let content = &mut *given.add(at);
-                let owner = std::mem::replace(&mut content.owner, std::ptr::null_mut());
-                (content.data, content.len) = (std::ptr::null(), 0);
+                let owner = std::mem::replace(empty(&mut *given.add(at)), std::ptr::null_mut());
                 if !owner.is_null() {
-                    drop(Box::from_raw(owner.cast::<Buffer>()));
+                    drop(Box::from_raw(owner.cast::<Owner>()));
                 }
             }
         }
@@ -198,21 +214,11 @@ pub unsafe extern "C" fn kestrel_list_many(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kestrel_listings_free(given: *mut kestrel_listing, count: usize) {
-    guarded_free(|| {
-        if given.is_null() {
-            return;
-        }
-        for at in 0..count {
-            // SAFETY: kestrel.h says that they are those of kestrel_list_many. One that was given
-            // back has no owner any more.
-            unsafe {
-                let listing = &mut *given.add(at);
-                let owner = std::mem::replace(&mut listing.owner, std::ptr::null_mut());
-                (listing.names, listing.count) = (std::ptr::null(), 0);
-                if !owner.is_null() {
-                    drop(Box::from_raw(owner.cast::<NameList>()));
-                }
-            }
-        }
-    });
+    // SAFETY: kestrel.h says that they are those of kestrel_list_many, which has made the owners.
+    unsafe {
+        free_each::<_, NameList>(given, count, |listing| {
+            (listing.names, listing.count) = (std::ptr::null(), 0);
+            &mut listing.owner
+        });
+    }
 }
